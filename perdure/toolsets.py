@@ -1,8 +1,8 @@
 """The toolset ``Artifacts``: named texts that an agent writes beside its conversation, in versions.
 
-They are stored in the shared memory, in a namespace of the conversation, and so are part of the outcome of the call
-that wrote them. A text is stored in pieces, which never change; a version lists its pieces. So an append stores only
-the new text, and old versions share their pieces with newer ones.
+They are stored beside the memory of authors, in a namespace of the conversation that no name in ``ctx.memory`` reaches,
+and so are part of the outcome of the call that wrote them. A text is stored in pieces, which never change; a version
+lists its pieces. So an append stores only the new text, and old versions share their pieces with newer ones.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 from .errors import InvalidInputError
 from .ports import Toolset
 from .tools import RunContext, Tool, ToolContext, tool
-from .tools.memory import MemoryReader
+from .tools.memory import MemoryReader, open_engine_memory
 from .types.messages import Data, clean_text
 
 __all__ = ["Artifact", "Artifacts"]
@@ -113,7 +113,7 @@ async def _create_artifact(ctx: ToolContext, name: str, content: str) -> str:
         content: The whole text.
     """
     _check_artifact_name(name)
-    last = await ctx.memory.get(build_artifact_namespace(ctx.run_id), f"last:{name}")
+    last = await open_engine_memory(ctx.memory).get(build_artifact_namespace(ctx.run_id), f"last:{name}")
     version = Artifact.model_validate(last).version + 1 if last else 1
     return await _store_version(ctx, Artifact(name=name, version=version, chars=0), content, last)
 
@@ -125,10 +125,10 @@ async def _append_to_artifact(ctx: ToolContext, name: str, content: str) -> str:
         name: What it is called.
         content: The text to add.
     """
-    last = await find_artifact(ctx.memory, ctx.run_id, name)
+    last = await find_artifact(open_engine_memory(ctx.memory), ctx.run_id, name)
     pieces, chars = last.pieces, last.chars
     if pieces and (length := _get_piece_length(pieces[-1])) < MIN_PIECE_CHARS:
-        content = await read_artifact_text(ctx.memory, ctx.run_id, last, chars - length) + content
+        content = await read_artifact_text(open_engine_memory(ctx.memory), ctx.run_id, last, chars - length) + content
         pieces, chars = pieces[:-1], chars - length
     begun = Artifact(name=name, version=last.version + 1, chars=chars, pieces=pieces)
     return await _store_version(ctx, begun, content, last.model_dump(mode="json"))
@@ -146,8 +146,8 @@ async def _read_artifact(
         version: An earlier version; the last one without.
     """
     begin, length = max(0, begin), max(0, length)
-    artifact = await find_artifact(ctx.memory, ctx.run_id, name, version)
-    text = await read_artifact_text(ctx.memory, ctx.run_id, artifact, begin, begin + length)
+    artifact = await find_artifact(open_engine_memory(ctx.memory), ctx.run_id, name, version)
+    text = await read_artifact_text(open_engine_memory(ctx.memory), ctx.run_id, artifact, begin, begin + length)
     if begin + len(text) < artifact.chars:
         text += f"\n[characters {begin} to {begin + len(text)} of {artifact.chars}]"
     return text
@@ -155,7 +155,7 @@ async def _read_artifact(
 
 async def _list_artifacts(ctx: ToolContext) -> str:
     """List the artifacts: name, version and length of each."""
-    return "\n".join(map(str, await list_artifacts(ctx.memory, ctx.run_id))) or "none yet"
+    return "\n".join(map(str, await list_artifacts(open_engine_memory(ctx.memory), ctx.run_id))) or "none yet"
 
 
 async def _store_version(ctx: ToolContext, begun: Artifact, content: str, last: Any) -> str:
@@ -167,14 +167,14 @@ async def _store_version(ctx: ToolContext, begun: Artifact, content: str, last: 
         piece = content[begin : begin + PIECE_CHARS]
         # The call's own key: two versions of one number, of calls at the same time, must not mix their texts.
         pieces.append(f"piece:{ctx.idempotency_key[:16]}:{begin // PIECE_CHARS}:{len(piece)}")
-        await ctx.memory.put(namespace, pieces[-1], piece)
+        await open_engine_memory(ctx.memory).put(namespace, pieces[-1], piece)
     if len(pieces) > MAX_PIECES:
         raise InvalidInputError(f"artifact {name!r} would be too long", hint="Begin another one.")
     artifact = begun.model_copy(update={"chars": begun.chars + len(content), "pieces": tuple(pieces)})
     plain = artifact.model_dump(mode="json")
-    await ctx.memory.put(namespace, f"version:{name}:{begun.version:06}", plain)
+    await open_engine_memory(ctx.memory).put(namespace, f"version:{name}:{begun.version:06}", plain)
     # Another call may change it at the same time, in this worker or another: the later of the two runs once more.
-    await ctx.memory._put_if_unchanged(namespace, f"last:{name}", last, plain)
+    await open_engine_memory(ctx.memory)._put_if_unchanged(namespace, f"last:{name}", last, plain)
     return str(artifact)
 
 

@@ -23,7 +23,6 @@ from ..stages.stage import (
     share_fields,
 )
 from ..tools import CallbackTool, Memory, RemoteTool, RunContext, SubagentTool, Tool, truncate_error_text
-from ..tools.memory import MemoryWrites
 from ..types.interface import FINISH_TOOL
 from ..types.messages import FinishReason, Message, TextPart, ToolCallPart, Usage, clean_text
 from ..types.tool_calls import ActivityCall, Call, Disposition, RefusedCall
@@ -34,6 +33,7 @@ from .approvals import ApprovalGate
 from .author_loop import AuthorLoop, OverdueError
 from .finish import AnswerReader, ReplyOutcome, build_failed_outcome
 from .hooks import HookRunner
+from .run_context import CreateMemory
 from .step_policy import BranchWait, StepPolicy
 from .toolsets import Toolsets
 
@@ -306,12 +306,12 @@ class IterationStage:
         author: AuthorLoop,
         *,
         resources: Callable[[], Any] = lambda: None,
-        memory: Callable[[MemoryWrites], Memory] = lambda writes: Memory(writes=writes),
+        memory: CreateMemory = lambda writes, tenant: Memory(writes=writes, tenant=tenant),
         hooks: HookSet | None = None,
         forces: Callable[[Agent], bool] = lambda _: True,
         toolsets: Toolsets | None = None,
     ) -> None:
-        """``memory`` returns the memory of one call, ``resources`` what the lifespan yielded.
+        """``memory`` returns the memory of one call of a tenant, ``resources`` what the lifespan yielded.
 
         ``hooks`` are the worker's. ``forces`` returns whether an agent's models can be forced to call a tool.
         """
@@ -439,5 +439,8 @@ class IterationStage:
             context=context,
             auth_context=call.auth,
             resources=self._resources(),
-            memory=self._memory(call.memory_writes),
+            memory=self._memory(call.memory_writes, task.tenant),
+            caller=task.caller,
+            tenant=task.tenant,
+            user=task.user,
         )

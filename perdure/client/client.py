@@ -519,7 +519,8 @@ class Client:
 
     @property
     def memory(self) -> KeptMemory:
-        """The memory that conversations share (``ctx.memory``), read and written at once. Needs the store."""
+        """The memory that the runs without a tenant share (``ctx.memory``), read and written at once;
+        ``client.memory.of_tenant("acme")`` is a tenant's, ``client.memory.shared`` that of all. Needs the store."""
         from .memory import KeptMemory
 
         return KeptMemory(self.store)

@@ -185,17 +185,19 @@ class Run(StreamReader[OutputT]):
     async def artifacts(self) -> list[Artifact]:
         """List the artifacts that the agent has written with the toolset ``Artifacts``: the last version of each, by
         name."""
+        from ..tools.memory import open_engine_memory
         from ..toolsets import list_artifacts
 
-        return await list_artifacts(self.client.memory, self.id)
+        return await list_artifacts(open_engine_memory(self.client.memory), self.id)
 
     async def artifact(self, name: str, version: int | None = None) -> str:
         """Return the text of an artifact, by default of its last version. Raises ``InvalidInputError`` for an unknown
         one."""
+        from ..tools.memory import open_engine_memory
         from ..toolsets import find_artifact, read_artifact_text
 
-        artifact = await find_artifact(self.client.memory, self.id, name, version)
-        return await read_artifact_text(self.client.memory, self.id, artifact)
+        memory = open_engine_memory(self.client.memory)
+        return await read_artifact_text(memory, self.id, await find_artifact(memory, self.id, name, version))
 
     def check_store(self, store_id: str | None, store: Store) -> None:
         """Raise ``StoreMismatchError`` if ``store_id``, that of the run's store, is not that of ``store``."""

@@ -9,7 +9,7 @@ import pytest
 from perdure.errors import InvalidInputError
 from perdure.loop.decide import CallModel, decide
 from perdure.loop.lifecycle import create_run_state
-from perdure.loop.messages import accept_message, take_message_auth
+from perdure.loop.messages import accept_message, take_message_sender
 from perdure.loop.requests import parse_message
 from perdure.stages.journal_keys import build_model_key
 from perdure.types.state import RunState
@@ -39,16 +39,16 @@ def test_a_message_says_it_when_it_is_taken() -> None:
     assert acts(state) == (ANA, None)  # what was asked before is done for Ana
     step = decide(state)
     assert isinstance(step, CallModel)
-    new = take_message_auth(state, step.new)
+    new = take_message_sender(state, step.new)
     assert acts(state) == (None, "ben")
     assert [item.model_dump(exclude_none=True).keys() & {"auth_context", "auth_ref"} for item in new] == [set()] * 2
-    assert take_message_auth(state, step.new) == new  # the same step again
+    assert take_message_sender(state, step.new) == new  # the same step again
     assert acts(state) == (None, "ben")
 
 
 def test_a_message_without_it_changes_nothing() -> None:
     state = opened(auth_context=ANA)
-    assert take_message_auth(state, [NewMessage(content="Hi.")]) == (NewMessage(content="Hi."),)
+    assert take_message_sender(state, [NewMessage(content="Hi.")]) == (NewMessage(content="Hi."),)
     assert acts(state) == (ANA, None)
 
 
