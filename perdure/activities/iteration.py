@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 from ..agent.agent import Agent
+from ..agent.overrides import merge_caller_override
 from ..agent.validation import build_instruction_arguments, build_missing_price_error, build_missing_usage_error
 from ..errors import DefinitionError, InvalidInputError, ToolError
 from ..hooks import HookSet
@@ -347,6 +348,7 @@ class IterationStage:
             if self._toolsets is not None:
                 base, pinned = await self._toolsets.add_offered_tools(agent, call, ctx)
                 base = await self._toolsets.add_client_tools(base, call, self._agents.tools)
+            self._admit_callers(base, call)
             agent = base.overridden(call.input.overrides, self._agents.tools)
             reply = await self._run_iteration(base, agent, call, ctx, next)
         except Exception as error:
@@ -358,6 +360,18 @@ class IterationStage:
             return reply
         finally:
             ctx.memory.close()
+
+    def _admit_callers(self, agent: Agent, call: ConversationCall) -> None:
+        """Put what callers of a service ask for into the overrides of ``call``. Raises ``InvalidInputError`` for what
+        the agent does not allow them, and for an agent that they may not call."""
+        task = call.input
+        if task.is_external and agent.internal:
+            raise InvalidInputError(
+                f"agent {agent.name!r} is internal, and a caller of a service has written to it",
+                hint="Only other agents call it: Agent(…, internal=False) opens it.",
+            )
+        overrides = merge_caller_override(agent, task.caller_overrides, task.overrides, self._agents.tools)
+        call.input = task.model_copy(update={"overrides": overrides})
 
     async def _run_reminder(self, call: ConversationCall) -> None:
         agent = self._agents.get(call.input.agent)

@@ -205,6 +205,10 @@ class Override(StrictInput):
         return model
 
 
+CALLER_CLAIMS = ("context", "auth_context", "auth_ref", "user")
+"""What a sender says of itself, and a service cannot check."""
+
+
 class CallerOverride(StrictInput):
     """Changes that somebody asks for who may not change the agent: of these the run takes what the agent names
     (``Agent(caller_overrides=…)``). Limits only lower those that the run has. There are no ``provider_options``."""
