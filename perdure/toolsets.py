@@ -13,7 +13,7 @@ from typing import Any
 from .errors import InvalidInputError
 from .ports import Toolset
 from .tools import RunContext, Tool, ToolContext, tool
-from .tools.memory import MemoryReader, open_engine_memory
+from .tools.memory import AreaReader, open_engine_memory
 from .types.messages import Data, clean_text
 
 __all__ = ["Artifact", "Artifacts"]
@@ -49,16 +49,20 @@ def build_artifact_namespace(run_id: str) -> str:
     return f"artifacts:{run_id}"
 
 
-async def list_artifacts(memory: MemoryReader, run_id: str, limit: int = 1000) -> list[Artifact]:
+async def list_artifacts(memory: AreaReader, run_id: str, limit: int = 1000) -> list[Artifact]:
     """List the last version of each artifact of a conversation, by name."""
-    versions = await memory.list(build_artifact_namespace(run_id), "last:", limit=limit)
+    versions = await open_engine_memory(memory).list(build_artifact_namespace(run_id), "last:", limit=limit)
     return [Artifact.model_validate(version) for version in versions.values()]
 
 
-async def find_artifact(memory: MemoryReader, run_id: str, name: str, version: int | None = None) -> Artifact:
+async def find_artifact(memory: AreaReader, run_id: str, name: str, version: int | None = None) -> Artifact:
     """Find an artifact, by default its last version. Raises ``InvalidInputError`` if there is none."""
     key = f"last:{name}" if version is None else f"version:{name}:{version:06}"
-    stored = await memory.get(build_artifact_namespace(run_id), key) if 0 < len(name) <= ARTIFACT_NAME_CHARS else None
+    stored = (
+        await open_engine_memory(memory).get(build_artifact_namespace(run_id), key)
+        if 0 < len(name) <= ARTIFACT_NAME_CHARS
+        else None
+    )
     if stored is None:
         names = ", ".join(artifact.name for artifact in await list_artifacts(memory, run_id, 50)) or "none"
         prefix = "no" if version is None else f"no version {version} of"
@@ -67,7 +71,7 @@ async def find_artifact(memory: MemoryReader, run_id: str, name: str, version: i
 
 
 async def read_artifact_text(
-    memory: MemoryReader, run_id: str, artifact: Artifact, begin: int = 0, end: int | None = None
+    memory: AreaReader, run_id: str, artifact: Artifact, begin: int = 0, end: int | None = None
 ) -> str:
     """Read the text of ``artifact``, or its characters from ``begin`` to before ``end``."""
     end = artifact.chars if end is None else min(end, artifact.chars)
@@ -76,7 +80,7 @@ async def read_artifact_text(
     for key in artifact.pieces:
         length = _get_piece_length(key)
         if position < end and position + length > begin:
-            piece: str = await memory.get(build_artifact_namespace(run_id), key, "")
+            piece: str = await open_engine_memory(memory).get(build_artifact_namespace(run_id), key, "")
             texts.append(piece[max(0, begin - position) : end - position])
         position += length
     return "".join(texts)
@@ -125,10 +129,10 @@ async def _append_to_artifact(ctx: ToolContext, name: str, content: str) -> str:
         name: What it is called.
         content: The text to add.
     """
-    last = await find_artifact(open_engine_memory(ctx.memory), ctx.run_id, name)
+    last = await find_artifact(ctx.memory, ctx.run_id, name)
     pieces, chars = last.pieces, last.chars
     if pieces and (length := _get_piece_length(pieces[-1])) < MIN_PIECE_CHARS:
-        content = await read_artifact_text(open_engine_memory(ctx.memory), ctx.run_id, last, chars - length) + content
+        content = await read_artifact_text(ctx.memory, ctx.run_id, last, chars - length) + content
         pieces, chars = pieces[:-1], chars - length
     begun = Artifact(name=name, version=last.version + 1, chars=chars, pieces=pieces)
     return await _store_version(ctx, begun, content, last.model_dump(mode="json"))
@@ -146,8 +150,8 @@ async def _read_artifact(
         version: An earlier version; the last one without.
     """
     begin, length = max(0, begin), max(0, length)
-    artifact = await find_artifact(open_engine_memory(ctx.memory), ctx.run_id, name, version)
-    text = await read_artifact_text(open_engine_memory(ctx.memory), ctx.run_id, artifact, begin, begin + length)
+    artifact = await find_artifact(ctx.memory, ctx.run_id, name, version)
+    text = await read_artifact_text(ctx.memory, ctx.run_id, artifact, begin, begin + length)
     if begin + len(text) < artifact.chars:
         text += f"\n[characters {begin} to {begin + len(text)} of {artifact.chars}]"
     return text
@@ -155,7 +159,7 @@ async def _read_artifact(
 
 async def _list_artifacts(ctx: ToolContext) -> str:
     """List the artifacts: name, version and length of each."""
-    return "\n".join(map(str, await list_artifacts(open_engine_memory(ctx.memory), ctx.run_id))) or "none yet"
+    return "\n".join(map(str, await list_artifacts(ctx.memory, ctx.run_id))) or "none yet"
 
 
 async def _store_version(ctx: ToolContext, begun: Artifact, content: str, last: Any) -> str:

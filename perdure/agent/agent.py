@@ -101,7 +101,7 @@ class Agent(AgentDecorators[ContextT, OutputT]):
     rules on calls; the first that matches decides: ``[allow("read_*"), deny("rm", path="/etc/*"), ask("*")]``. Where
     none matches, the tool's own ``needs_approval`` decides. On versioned workers a run moves to the current version at
     its next step, or with ``versioning="pinned"`` at the end of its turn. With ``client_tools=True`` the client of a
-    turn may declare tools that it runs itself. ``caller_overrides`` and ``caller_claims`` name what a caller of the HTTP
+    turn may declare tools that it runs itself. ``caller_overrides`` and ``caller_claims`` name what a caller of a
     service may change and say; with ``internal=True`` only other agents call it.
 
     Raises ``DefinitionError`` (or ``SettingsError``) that names the problem and the way out.

@@ -41,12 +41,12 @@ from ..temporal_service import (
 )
 from ..types.approvals import DecidedApproval, StandingApproval
 from ..types.client_tools import ClientTool
-from ..types.interface import READ_ERROR_TYPE, STATUS_ATTRIBUTE, OutputT, Override, Response, Status, parse_output
+from ..types.interface import READ_ERROR_TYPE, STATUS_ATTRIBUTE, OutputT, Response, Status, parse_output
 from ..types.messages import FilePart, Message, MessageInput
 from .audit import audit_steering
 from .decisions import WaitRef, answer_pending_call, decide_pending_call, revoke_approval
 from .follow import follow_run, list_child_runs
-from .message_content import build_user_message
+from .message_content import AnyOverride, build_user_message
 from .messages import deliver_message
 from .pauses import cancel_run, pause_run, resume_run, terminate_run
 from .progress import build_no_worker_error, find_pending_reason, has_poller
@@ -185,19 +185,17 @@ class Run(StreamReader[OutputT]):
     async def artifacts(self) -> list[Artifact]:
         """List the artifacts that the agent has written with the toolset ``Artifacts``: the last version of each, by
         name."""
-        from ..tools.memory import open_engine_memory
         from ..toolsets import list_artifacts
 
-        return await list_artifacts(open_engine_memory(self.client.memory), self.id)
+        return await list_artifacts(self.client.memory, self.id)
 
     async def artifact(self, name: str, version: int | None = None) -> str:
         """Return the text of an artifact, by default of its last version. Raises ``InvalidInputError`` for an unknown
         one."""
-        from ..tools.memory import open_engine_memory
         from ..toolsets import find_artifact, read_artifact_text
 
-        memory = open_engine_memory(self.client.memory)
-        return await read_artifact_text(memory, self.id, await find_artifact(memory, self.id, name, version))
+        artifact = await find_artifact(self.client.memory, self.id, name, version)
+        return await read_artifact_text(self.client.memory, self.id, artifact)
 
     def check_store(self, store_id: str | None, store: Store) -> None:
         """Raise ``StoreMismatchError`` if ``store_id``, that of the run's store, is not that of ``store``."""
@@ -383,7 +381,7 @@ class Run(StreamReader[OutputT]):
         *,
         message_id: str | None = None,
         task_id: str | None = None,
-        override: Override | Mapping[str, Any] | None = None,
+        override: AnyOverride | None = None,
         client_tools: Sequence[ClientTool | Mapping[str, Any]] | None = None,
         auth_context: AuthMapping | None = None,
         auth_ref: str | None = None,
@@ -491,7 +489,8 @@ class Run(StreamReader[OutputT]):
         id: str | None = None,
         model: str | tuple[str, ...] | None = None,
         results: Mapping[str, str] | None = None,
-        override: Override | Mapping[str, Any] | None = None,
+        override: AnyOverride | None = None,
+        context: Any = None,
         auth_context: AuthMapping | None = None,
         auth_ref: str | None = None,
         by: str | None = None,
@@ -499,22 +498,21 @@ class Run(StreamReader[OutputT]):
         """Start another run that continues from the end of this one, or from after iteration ``at`` as ``perdure show``
         numbers it.
 
-        It shares the messages before, so it costs one row whatever their number, and the two runs are independent. It
-        has the run's agent, mode, context and override; ``model`` and ``override`` change the agent. ``results``
-        replaces the texts of tool results, by call id; without ``at`` the fork continues after the iteration of their
-        calls. A call that has not finished gets a result that says so. Without a message the model is called with the
-        conversation as it stands; where that ends with a reply, the fork waits for a message. The auth context is not
-        inherited: ``auth_context``, ``auth_ref``.
+        It shares the messages before, which costs one row, and the two runs are independent. It has the run's agent,
+        mode, context and override; ``model`` and ``override`` change the agent, ``context`` fields of the context.
+        ``results`` replaces the texts of tool results, by call id; without ``at`` the fork continues after the
+        iteration of their calls. A call that has not finished gets a result that says so. Without a message the model
+        is called with the conversation as it stands; where that ends with a reply, the fork waits for a message. The
+        auth context is not inherited: ``auth_context``, ``auth_ref``.
 
         Raises ``InvalidInputError`` for an unknown iteration or call, ``RunExistsError`` for an existing ``id``,
-        ``RunNotFoundError``, ``TranscriptUnavailableError`` without a store.
-        """
+        ``RunNotFoundError``, ``TranscriptUnavailableError`` without a store."""
         from .fork import start_fork
 
-        auth = (auth_context, auth_ref)
         fork_id = await start_fork(
-            self, message, at=at, id=id, model=model, results=results, override=override, auth=auth, by=by
-        )
+            self, message, at=at, id=id, model=model, results=results, override=override, context=context, by=by,
+            auth=(auth_context, auth_ref),
+        )  # fmt: skip
         fork: Run[OutputT] = self.client.run(fork_id)
         fork.output_form = self.output_form
         return fork

@@ -60,11 +60,13 @@ class MemoryReader(Protocol):
         """Read values by their keys."""
 
 
-class _HasAreas(Protocol):
+class AreaReader(MemoryReader, Protocol):
+    """A memory of one area, which leads to the others: :class:`Memory`, and that of clients."""
+
     def _in_area(self, area: str) -> Any: ...
 
 
-AnyMemory = TypeVar("AnyMemory", bound=_HasAreas)
+AnyMemory = TypeVar("AnyMemory", bound=AreaReader)
 
 
 def open_engine_memory(memory: AnyMemory) -> AnyMemory:

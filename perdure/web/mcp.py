@@ -43,6 +43,7 @@ from ..types.events import ModelDelta
 from ..types.interface import TurnStatus
 from ..types.messages import RUN_ID_CHARS
 from ..types.plain_json import parse_json
+from .admission import admit_start
 from .auth import Resource, Verb
 from .lists import read_visible_agents
 from .operations import KEY_CHARS, Call, Web, build_unknown_session_error
@@ -219,10 +220,9 @@ class _McpCaller:
             name = hashlib.sha256(f"{self._call.scope}\0{params.name}\0{key}".encode(errors="replace")).hexdigest()[:32]
         call = replace(self._call, params={"agent": params.name})
         resource = await open_session(call, f"mcp-{name}", "send", "mcp")
-        labels: dict[str, Any] = {"tenant": resource.tenant, "user": resource.user}
-        run = await self._client.start(
-            params.name, message, id=f"mcp-{name}", if_exists="attach" if key else "error", by=self._call.by, **labels
-        )
+        admitted = await admit_start(call, resource)
+        if_exists: Literal["attach", "error"] = "attach" if key else "error"
+        run = await self._client.start(params.name, message, id=f"mcp-{name}", if_exists=if_exists, **admitted)
         return run.id
 
     async def _wait(self, ctx: Context, id: str) -> types.CallToolResult | types.InputRequiredResult:
