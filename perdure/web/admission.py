@@ -14,14 +14,14 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import to_jsonable_python
 
 from ..agent.overrides import list_override_fields
 from ..errors import InvalidInputError, PerdureError
-from ..types.interface import CallerOverride, Override, StrictInput
+from ..types.interface import CallerOverride, Override
 from ..types.validation_errors import describe_validation_error
 from .auth import AgentTerms, Caller, Resource
 from .operations import Call, Web
@@ -29,6 +29,7 @@ from .problems import ForbiddenError, WebError
 
 logger = logging.getLogger("perdure.web")
 
+OverrideT = TypeVar("OverrideT", Override, CallerOverride)
 Reach = Literal["anyone", "allowed", "operator", "service", "never"]
 
 START_FIELDS: Mapping[str, Reach] = {
@@ -139,22 +140,23 @@ def _admit_override(
     override: BaseModel | Mapping[str, Any], terms: AgentTerms.Terms, operates: bool
 ) -> Override | CallerOverride:
     """Return the override of an operator, or what another caller asks for, of which the agent has named each field."""
-    model = override if isinstance(override, BaseModel) else _validate(Override, override)
+    model = override if isinstance(override, BaseModel) else _validate_override(Override, override)
     plain = model.model_dump(mode="json", exclude_unset=True)
     if operates:
         for name in plain:
             _check_field(OVERRIDE_FIELDS.get(name, "never"), name, False, operates, "caller_overrides")
-        return _validate(Override, plain)
+        return _validate_override(Override, plain)
     asked = {name: value for name, value in plain.items() if value is not None}
     for name in asked:
         if OVERRIDE_FIELDS.get(name) != "allowed":
             _check_field(OVERRIDE_FIELDS.get(name, "never"), f"override.{name}", False, operates, "caller_overrides")
     for field in list_override_fields(asked):
         _check_field("allowed", field, field in terms.overrides, operates, "caller_overrides")
-    return _validate(CallerOverride, asked)
+    return _validate_override(CallerOverride, asked)
 
 
-def _validate(model: type[StrictInput], plain: Mapping[str, Any]) -> Any:
+def _validate_override(model: type[OverrideT], plain: Mapping[str, Any]) -> OverrideT:
+    """Validate an override that a caller has sent. Raises ``InvalidInputError``."""
     try:
         return model.model_validate(dict(plain))
     except ValidationError as error:

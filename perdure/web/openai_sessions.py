@@ -9,7 +9,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any
 
 from ..client.client import Client
 from ..client.turn import Turn
@@ -27,7 +27,7 @@ from ..types.messages import MessageInput, TextPart, ToolCallPart
 from ..types.plain_json import parse_json
 from .admission import FieldForbiddenError, admit_start
 from .auth import Resource
-from .lists import read_visible_agents
+from .lists import read_callable_agents
 from .openai_requests import (
     SESSION_HEADER,
     Answer,
@@ -79,10 +79,10 @@ class Acted:
 
 async def find_agent(call: Call, name: str) -> Mapping[str, Any]:
     """Return the definition of an agent that the caller may see. Raises ``UnknownModelError``."""
-    rows = (await read_visible_agents(call, name)).get(name)
-    if not rows:
+    row = (await read_callable_agents(call, name)).get(name)
+    if row is None:
         raise UnknownModelError(f"The model {name!r:.200} does not exist", hint="GET models lists the agents.")
-    return cast(Mapping[str, Any], json.loads(rows[0].body))
+    return cast(Mapping[str, Any], json.loads(row.body))
 
 
 async def load_arguments(client: Client, run_id: str) -> dict[str, dict[str, Any]]:

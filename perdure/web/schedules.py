@@ -264,7 +264,7 @@ async def _put_schedule(
         paused=paused,
         note=body.note,
         if_exists=if_exists,
-        **(admitted | labels),
+        **{**admitted, **labels},
     )
 
 
