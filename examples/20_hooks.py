@@ -17,7 +17,7 @@ async def read_file(path: str) -> str:
 @hook("before_tool_call")
 def guard(arguments: dict[str, Any], ctx: ToolContext) -> Veto | None:  # the worker runs it, never the workflow
     if arguments["path"].startswith("/etc"):
-        return Veto(f"{ctx.context['user']} may not read {arguments['path']}")  # the model is told, and goes on
+        return Veto(f"{ctx.user} may not read {arguments['path']}")  # the model is told, and goes on
     return None
 
 
@@ -38,7 +38,7 @@ reader = Agent(
 async def main() -> None:
     async with local(agents=[reader]) as client:
         message = "Read /etc/passwd and notes.txt. My key is sk-abcdefghijklmnopqrst."
-        run = await client.start(reader, message, context={"user": "ana"})
+        run = await client.start(reader, message, user="ana")
         response = await run.result()
         for result in (part for said in response.messages for part in said.tool_results):
             print(result.content)

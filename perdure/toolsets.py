@@ -1,8 +1,8 @@
 """The toolset ``Artifacts``: named texts that an agent writes beside its conversation, in versions.
 
-They are stored in the shared memory, in a namespace of the conversation, and so are part of the outcome of the call
-that wrote them. A text is stored in pieces, which never change; a version lists its pieces. So an append stores only
-the new text, and old versions share their pieces with newer ones.
+They are stored beside the memory of authors, in a namespace of the conversation that no name in ``ctx.memory`` reaches,
+and so are part of the outcome of the call that wrote them. A text is stored in pieces, which never change; a version
+lists its pieces. So an append stores only the new text, and old versions share their pieces with newer ones.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 from .errors import InvalidInputError
 from .ports import Toolset
 from .tools import RunContext, Tool, ToolContext, tool
-from .tools.memory import MemoryReader
+from .tools.memory import AreaReader, open_engine_memory
 from .types.messages import Data, clean_text
 
 __all__ = ["Artifact", "Artifacts"]
@@ -49,16 +49,20 @@ def build_artifact_namespace(run_id: str) -> str:
     return f"artifacts:{run_id}"
 
 
-async def list_artifacts(memory: MemoryReader, run_id: str, limit: int = 1000) -> list[Artifact]:
+async def list_artifacts(memory: AreaReader, run_id: str, limit: int = 1000) -> list[Artifact]:
     """List the last version of each artifact of a conversation, by name."""
-    versions = await memory.list(build_artifact_namespace(run_id), "last:", limit=limit)
+    versions = await open_engine_memory(memory).list(build_artifact_namespace(run_id), "last:", limit=limit)
     return [Artifact.model_validate(version) for version in versions.values()]
 
 
-async def find_artifact(memory: MemoryReader, run_id: str, name: str, version: int | None = None) -> Artifact:
+async def find_artifact(memory: AreaReader, run_id: str, name: str, version: int | None = None) -> Artifact:
     """Find an artifact, by default its last version. Raises ``InvalidInputError`` if there is none."""
     key = f"last:{name}" if version is None else f"version:{name}:{version:06}"
-    stored = await memory.get(build_artifact_namespace(run_id), key) if 0 < len(name) <= ARTIFACT_NAME_CHARS else None
+    stored = (
+        await open_engine_memory(memory).get(build_artifact_namespace(run_id), key)
+        if 0 < len(name) <= ARTIFACT_NAME_CHARS
+        else None
+    )
     if stored is None:
         names = ", ".join(artifact.name for artifact in await list_artifacts(memory, run_id, 50)) or "none"
         prefix = "no" if version is None else f"no version {version} of"
@@ -67,7 +71,7 @@ async def find_artifact(memory: MemoryReader, run_id: str, name: str, version: i
 
 
 async def read_artifact_text(
-    memory: MemoryReader, run_id: str, artifact: Artifact, begin: int = 0, end: int | None = None
+    memory: AreaReader, run_id: str, artifact: Artifact, begin: int = 0, end: int | None = None
 ) -> str:
     """Read the text of ``artifact``, or its characters from ``begin`` to before ``end``."""
     end = artifact.chars if end is None else min(end, artifact.chars)
@@ -76,7 +80,7 @@ async def read_artifact_text(
     for key in artifact.pieces:
         length = _get_piece_length(key)
         if position < end and position + length > begin:
-            piece: str = await memory.get(build_artifact_namespace(run_id), key, "")
+            piece: str = await open_engine_memory(memory).get(build_artifact_namespace(run_id), key, "")
             texts.append(piece[max(0, begin - position) : end - position])
         position += length
     return "".join(texts)
@@ -113,7 +117,7 @@ async def _create_artifact(ctx: ToolContext, name: str, content: str) -> str:
         content: The whole text.
     """
     _check_artifact_name(name)
-    last = await ctx.memory.get(build_artifact_namespace(ctx.run_id), f"last:{name}")
+    last = await open_engine_memory(ctx.memory).get(build_artifact_namespace(ctx.run_id), f"last:{name}")
     version = Artifact.model_validate(last).version + 1 if last else 1
     return await _store_version(ctx, Artifact(name=name, version=version, chars=0), content, last)
 
@@ -167,14 +171,14 @@ async def _store_version(ctx: ToolContext, begun: Artifact, content: str, last: 
         piece = content[begin : begin + PIECE_CHARS]
         # The call's own key: two versions of one number, of calls at the same time, must not mix their texts.
         pieces.append(f"piece:{ctx.idempotency_key[:16]}:{begin // PIECE_CHARS}:{len(piece)}")
-        await ctx.memory.put(namespace, pieces[-1], piece)
+        await open_engine_memory(ctx.memory).put(namespace, pieces[-1], piece)
     if len(pieces) > MAX_PIECES:
         raise InvalidInputError(f"artifact {name!r} would be too long", hint="Begin another one.")
     artifact = begun.model_copy(update={"chars": begun.chars + len(content), "pieces": tuple(pieces)})
     plain = artifact.model_dump(mode="json")
-    await ctx.memory.put(namespace, f"version:{name}:{begun.version:06}", plain)
+    await open_engine_memory(ctx.memory).put(namespace, f"version:{name}:{begun.version:06}", plain)
     # Another call may change it at the same time, in this worker or another: the later of the two runs once more.
-    await ctx.memory._put_if_unchanged(namespace, f"last:{name}", last, plain)
+    await open_engine_memory(ctx.memory)._put_if_unchanged(namespace, f"last:{name}", last, plain)
     return str(artifact)
 
 

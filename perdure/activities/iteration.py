@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 from ..agent.agent import Agent
+from ..agent.overrides import merge_caller_override
 from ..agent.validation import build_instruction_arguments, build_missing_price_error, build_missing_usage_error
 from ..errors import DefinitionError, InvalidInputError, ToolError
 from ..hooks import HookSet
@@ -23,7 +24,6 @@ from ..stages.stage import (
     share_fields,
 )
 from ..tools import CallbackTool, Memory, RemoteTool, RunContext, SubagentTool, Tool, truncate_error_text
-from ..tools.memory import MemoryWrites
 from ..types.interface import FINISH_TOOL
 from ..types.messages import FinishReason, Message, TextPart, ToolCallPart, Usage, clean_text
 from ..types.tool_calls import ActivityCall, Call, Disposition, RefusedCall
@@ -34,6 +34,7 @@ from .approvals import ApprovalGate
 from .author_loop import AuthorLoop, OverdueError
 from .finish import AnswerReader, ReplyOutcome, build_failed_outcome
 from .hooks import HookRunner
+from .run_context import CreateMemory
 from .step_policy import BranchWait, StepPolicy
 from .toolsets import Toolsets
 
@@ -306,12 +307,12 @@ class IterationStage:
         author: AuthorLoop,
         *,
         resources: Callable[[], Any] = lambda: None,
-        memory: Callable[[MemoryWrites], Memory] = lambda writes: Memory(writes=writes),
+        memory: CreateMemory = lambda writes, tenant: Memory(writes=writes, tenant=tenant),
         hooks: HookSet | None = None,
         forces: Callable[[Agent], bool] = lambda _: True,
         toolsets: Toolsets | None = None,
     ) -> None:
-        """``memory`` returns the memory of one call, ``resources`` what the lifespan yielded.
+        """``memory`` returns the memory of one call of a tenant, ``resources`` what the lifespan yielded.
 
         ``hooks`` are the worker's. ``forces`` returns whether an agent's models can be forced to call a tool.
         """
@@ -347,6 +348,7 @@ class IterationStage:
             if self._toolsets is not None:
                 base, pinned = await self._toolsets.add_offered_tools(agent, call, ctx)
                 base = await self._toolsets.add_client_tools(base, call, self._agents.tools)
+            self._admit_callers(base, call)
             agent = base.overridden(call.input.overrides, self._agents.tools)
             reply = await self._run_iteration(base, agent, call, ctx, next)
         except Exception as error:
@@ -358,6 +360,18 @@ class IterationStage:
             return reply
         finally:
             ctx.memory.close()
+
+    def _admit_callers(self, agent: Agent, call: ConversationCall) -> None:
+        """Put what callers of a service ask for into the overrides of ``call``. Raises ``InvalidInputError`` for what
+        the agent does not allow them, and for an agent that they may not call."""
+        task = call.input
+        if task.is_external and agent.internal:
+            raise InvalidInputError(
+                f"agent {agent.name!r} is internal, and a caller of a service has written to it",
+                hint="Only other agents call it: Agent(…, internal=False) opens it.",
+            )
+        overrides = merge_caller_override(agent, task.caller_overrides, task.overrides, self._agents.tools)
+        call.input = task.model_copy(update={"overrides": overrides})
 
     async def _run_reminder(self, call: ConversationCall) -> None:
         agent = self._agents.get(call.input.agent)
@@ -439,5 +453,8 @@ class IterationStage:
             context=context,
             auth_context=call.auth,
             resources=self._resources(),
-            memory=self._memory(call.memory_writes),
+            memory=self._memory(call.memory_writes, task.tenant),
+            caller=task.caller,
+            tenant=task.tenant,
+            user=task.user,
         )

@@ -65,7 +65,16 @@ class AuthResolver:
                 "the run was started with an auth_ref, and this worker has no resolve_auth",
                 hint="Give every worker of the task queue resolve_auth=…; the run waits for it.",
             )
-        facts = RunFacts(task.context_id, task.task_id, task.agent, task.context, self._resources())
+        facts = RunFacts(
+            task.context_id,
+            task.task_id,
+            task.agent,
+            task.context,
+            self._resources(),
+            caller=task.caller,
+            tenant=task.tenant,
+            user=task.user,
+        )
         try:
             resolved = await self._author.run("resolve_auth", self._resolve, ref, facts, timeout=RESOLVE_AUTH_TIMEOUT)
         except OverdueError:
@@ -109,6 +118,8 @@ def _build_auth_error(why: str) -> AuthContextUnavailableError:
 
 
 T = TypeVar("T")
+CreateMemory = Callable[[MemoryWrites, str | None], Memory]
+"""Creates the memory of one call, which writes into a list, for a run of a tenant."""
 
 
 class MemoryFactory:
@@ -121,9 +132,10 @@ class MemoryFactory:
         self._store = store
         self._report_waiting = waiting
 
-    def __call__(self, writes: MemoryWrites) -> Memory:
+    def __call__(self, writes: MemoryWrites, tenant: str | None) -> Memory:
         """Create the memory of one call, which writes into ``writes``. Call it on the worker's loop."""
-        return Memory(_StoreReader(self._store, asyncio.get_running_loop(), self._report_waiting), writes)
+        reader = _StoreReader(self._store, asyncio.get_running_loop(), self._report_waiting)
+        return Memory(reader, writes, tenant=tenant)
 
 
 class _StoreReader:

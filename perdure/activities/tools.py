@@ -39,6 +39,7 @@ from ..types.tool_calls import MAX_QUESTIONS, AfterExternalCall, BeforeExternalC
 from ..types.wire import REMOTE_BYTES, ToolOutput
 from .agents import Agents
 from .author_loop import AuthorLoop, OverdueError
+from .run_context import CreateMemory
 from .toolsets import Toolsets
 
 # ---
@@ -140,14 +141,14 @@ class ToolActivity:
         author: AuthorLoop,
         resources: Callable[[], Any] = lambda: None,
         heartbeat: Callable[[], Callable[..., None]] = lambda: lambda *_: None,
-        memory: Callable[[MemoryWrites], Memory] = lambda writes: Memory(writes=writes),
+        memory: CreateMemory = lambda writes, tenant: Memory(writes=writes, tenant=tenant),
         cancellation: Callable[[], Cancellation] = get_cancellation,
         toolsets: Toolsets | None = None,
     ) -> None:
         """``heartbeat`` returns, inside an activity, a function that heartbeats from any thread.
 
-        ``memory`` returns the memory of one call, ``resources`` what the lifespan yielded, ``cancellation`` the
-        cancellation of the current call.
+        ``memory`` returns the memory of one call of a tenant, ``resources`` what the lifespan yielded,
+        ``cancellation`` the cancellation of the current call.
         """
         self._cancellation = get_cancellation
         self._toolsets = toolsets
@@ -245,7 +246,10 @@ class ToolActivity:
             context=task.context,
             auth_context=call.auth,
             resources=self._resources(),
-            memory=self._memory(writes),
+            memory=self._memory(writes, task.tenant),
+            caller=task.caller,
+            tenant=task.tenant,
+            user=task.user,
             call_id=task.call_id,
             attempt=call.attempt,
             idempotency_key=call.first_key or call.key,

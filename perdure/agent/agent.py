@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import logging
 import threading
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -17,7 +16,7 @@ from typing_extensions import Unpack
 from ..errors import DefinitionError, InvalidInputError
 from ..hooks import Hook, HookSet, validate_hooks
 from ..hooks.hook import add_hook_compaction, validate_hook_list
-from ..tools import DeclaredTool, Rule, RunContext, Tool, Toolbox
+from ..tools import Rule, RunContext, Tool, Toolbox
 from ..tools.context import ContextT
 from ..tools.context_type import ContextType, validate_plain_context
 from ..tools.json_schema import PlainSchema, remove_titles
@@ -27,6 +26,13 @@ from ..types.limits import Limits
 from ..types.validation_errors import describe_validation_error
 from .decorators import AgentDecorators, find_called_agents
 from .output import OutputType, build_output_validators
+from .overrides import (
+    apply_step_tools,
+    select_tools,
+    validate_caller_claims,
+    validate_caller_overrides,
+    validate_internal,
+)
 from .validation import (
     DEFAULT_PARSE_RETRIES,
     AgentOptions,
@@ -65,8 +71,6 @@ if TYPE_CHECKING:
     from ..types.interface import Response
     from ..types.messages import MessageInput
 
-logger = logging.getLogger("perdure.worker")
-
 Instruction = str | Callable[[RunContext[ContextT]], Any]
 Instructions = Instruction[ContextT] | Sequence[Instruction[ContextT]] | None
 Validator = Callable[[OutputT], Any] | Callable[[OutputT, RunContext[ContextT]], Any]
@@ -97,7 +101,8 @@ class Agent(AgentDecorators[ContextT, OutputT]):
     rules on calls; the first that matches decides: ``[allow("read_*"), deny("rm", path="/etc/*"), ask("*")]``. Where
     none matches, the tool's own ``needs_approval`` decides. On versioned workers a run moves to the current version at
     its next step, or with ``versioning="pinned"`` at the end of its turn. With ``client_tools=True`` the client of a
-    turn may declare tools that it runs itself.
+    turn may declare tools that it runs itself. ``caller_overrides`` and ``caller_claims`` name what a caller of a
+    service may change and say; with ``internal=True`` only other agents call it.
 
     Raises ``DefinitionError`` (or ``SettingsError``) that names the problem and the way out.
 
@@ -205,6 +210,9 @@ class Agent(AgentDecorators[ContextT, OutputT]):
         approvals: Sequence[Rule] = (),
         versioning: Versioning = "auto_upgrade",
         client_tools: bool = False,
+        caller_overrides: Sequence[str] = (),
+        caller_claims: Sequence[str] = (),
+        internal: bool = False,
     ) -> None:
         self.name = validate_agent_name(name)
         self.chain = validate_models(name, model)
@@ -236,6 +244,12 @@ class Agent(AgentDecorators[ContextT, OutputT]):
         self.versioning: Versioning = validate_versioning(name, versioning)
         self.client_tools = validate_client_tools(name, client_tools)
         """Whether the client of a turn may declare tools that it runs itself."""
+        self.caller_overrides = validate_caller_overrides(name, caller_overrides)
+        """What of the agent callers of a service may change: ``settings.temperature``, ``limits``. None by default."""
+        self.caller_claims = validate_caller_claims(name, caller_claims)
+        """What callers of a service may say of themselves: ``context``, ``auth_context``, ``auth_ref``, ``user``."""
+        self.internal = validate_internal(name, internal)
+        """Whether no caller of a service can start it or write to it: only other agents, and programs."""
         functions: Any = {"tools": self.toolbox, "hooks": self.hooks, "instructions": self.instruction_parts}
         check_function_types(name, context, output, **functions)
         self._copies: dict[str, Agent[ContextT, OutputT]] = {}
@@ -449,10 +463,10 @@ class Agent(AgentDecorators[ContextT, OutputT]):
         if (model := changes.pop("model", None)) is not None:
             agent.chain = validate_models(self.name, list(model) if isinstance(model, tuple) else model)
         if (tools := changes.pop("tools", None)) is not None:
-            agent.toolbox = self._select_tools(tools)
+            agent.toolbox = select_tools(self, tools)
         added, removed = changes.pop("add_tools", ()), changes.pop("remove_tools", ())
         if added or removed:
-            agent.toolbox = self._apply_step_tools(agent.toolbox, added, removed, worker)
+            agent.toolbox = apply_step_tools(self, agent.toolbox, added, removed, worker)
         if "settings" in changes:
             given, merged = changes["settings"], {**self.settings, **changes["settings"]}
             changes["settings"] = {name: merged[name] for name in merged if given.get(name, ...) is not None}
@@ -471,30 +485,6 @@ class Agent(AgentDecorators[ContextT, OutputT]):
             setattr(agent, field, value)
         check_model_settings(agent.chain, agent.settings, agent.provider_options)
         return agent
-
-    def _select_tools(self, names: Sequence[str]) -> Toolbox:
-        """Return the tools of those names in the agent's order, so that the model sees the same list each time; and
-        those that the turn's client has declared, which are not the agent's."""
-        for name in names:
-            if name not in self.toolbox and not self.toolsets:  # the tools of toolsets are not known yet
-                known = ", ".join(tool.name for tool in self.toolbox) or "none"
-                problem = f"agent {self.name!r}: tools names {name!r}, which the agent does not have"
-                raise DefinitionError(problem, hint=f"Its tools are: {known}.")
-        return Toolbox([tool for tool in self.toolbox if tool.name in names or isinstance(tool, DeclaredTool)])
-
-    def _apply_step_tools(
-        self, offered: Toolbox, added: Sequence[str], removed: Sequence[str], worker: Toolbox | None
-    ) -> Toolbox:
-        """Return ``offered`` with the changes of steps, added tools last. A tool that no longer exists is left out:
-        code may change under a run."""
-        tools = [tool for tool in offered if tool.name not in removed and tool.name not in added]
-        for name in added:
-            tool = self.toolbox.get(name) or (worker.get(name) if worker is not None else None)
-            if tool is not None:
-                tools.append(tool)
-            else:
-                logger.warning("agent %s: a step added the tool %r, which this worker does not have", self.name, name)
-        return Toolbox(tools)
 
     async def call(
         self,

@@ -194,6 +194,9 @@ class AgentSpec(StrictInput):
     """Rules: ``[{"allow": "read_*"}, {"ask": "refund", "arguments": {"amount": 5}, "expires": "7d"}]``."""
     versioning: Versioning | None = None
     client_tools: bool | None = None
+    caller_overrides: tuple[str, ...] = ()
+    caller_claims: tuple[str, ...] = ()
+    internal: bool = False
     compaction: dict[str, JsonFields] = Field(default={})
     """As ``Compaction``, by kind: ``{"window": {"tokens": 100000}}``."""
 

@@ -34,7 +34,7 @@ _DEFINITION = frozenset(
         *("name", "chain", "description", "instruction_parts", "context", "input", "output", "output_type", "finish"),
         *("toolbox", "toolsets", "subagents", "approvals", "settings", "provider_options", "output_validators"),
         *("parse_retries", "on_limit", "limits", "max_iterations", "compaction", "hooks", "versioning"),
-        "client_tools",
+        *("client_tools", "caller_overrides", "caller_claims", "internal"),
     )
 )
 """The attributes that define what an agent does."""

@@ -60,6 +60,9 @@ def describe_agent(agent: Agent[Any, Any]) -> dict[str, Any]:
         "finish": agent.finish,
         "versioning": None if agent.versioning == "auto_upgrade" else agent.versioning,
         "client_tools": agent.client_tools or None,
+        "caller_overrides": list(agent.caller_overrides),
+        "caller_claims": list(agent.caller_claims),
+        "internal": agent.internal or None,
         "context": None if agent.context is None else TypeAdapter(agent.context).json_schema(),
         "input": agent.input_schema() if agent.takes_input else None,
         "output": None if agent.output_type.is_text else agent.output_type.schema,
@@ -140,7 +143,7 @@ def _shorten_texts(definition: dict[str, Any]) -> None:
 
 def _leave_out_lists(definition: dict[str, Any]) -> None:
     for name in [name for name, value in definition.items() if isinstance(value, list | dict)]:
-        if name not in ("models", "left_out"):
+        if name not in ("models", "left_out", "caller_overrides", "caller_claims"):
             del definition[name]
 
 

@@ -56,6 +56,9 @@ class AgentOptions(TypedDict, total=False):
     approvals: Sequence[Rule]
     versioning: Versioning
     client_tools: bool
+    caller_overrides: Sequence[str]
+    caller_claims: Sequence[str]
+    internal: bool
 
 
 def validate_agent_name(name: Any) -> str:

@@ -46,12 +46,17 @@ _current_caller: ContextVar[_Caller | None] = ContextVar("perdure_audit_caller",
 @contextmanager
 def audit_caller(auth: str, origin: str) -> Generator[None]:
     """Within the block, audit rows have ``auth``, how the caller has proved who it is (``token:<id>``), and its address
-    ``origin``: for a service that acts for others."""
+    ``origin``: for a service that acts for others. Starts and messages say that they are a caller's."""
     reset = _current_caller.set(_Caller(auth, origin))
     try:
         yield
     finally:
         _current_caller.reset(reset)
+
+
+def is_for_caller() -> bool:
+    """Whether this code runs for a caller of a service, inside of :func:`audit_caller`."""
+    return _current_caller.get() is not None
 
 
 class SteeringAudit:

@@ -26,10 +26,10 @@ from ..store.cache import ByteLRU
 from ..temporal_service import build_schedule_action, start_run_workflow
 from ..types.approvals import PendingKind
 from ..types.client_tools import ClientTool
-from ..types.interface import FIRST_MESSAGE_MEMO, Mode, OutputT, Override
+from ..types.interface import FIRST_MESSAGE_MEMO, Mode, OutputT
 from ..types.messages import FilePart, Message, MessageInput, clean_text, decode_file_data
 from .audit import audit_steering
-from .message_content import STORE_HINT
+from .message_content import STORE_HINT, AnyOverride
 from .messages import deliver_message
 from .run import Run
 from .start import (
@@ -40,9 +40,9 @@ from .start import (
     build_start_input,
     check_client_tools,
     check_message_input,
+    check_override,
     check_recorded_labels,
     check_run_id,
-    encode_override,
     get_agent_name,
     hash_first_message,
 )
@@ -163,7 +163,7 @@ class Client:
         auth_context: AuthMapping | None = None,
         auth_ref: str | None = None,
         history: History | None = None,
-        override: Override | Mapping[str, Any] | None = None,
+        override: AnyOverride | None = None,
         client_tools: Sequence[ClientTool | Mapping[str, Any]] | None = None,
         idle_timeout: float | str | None = None,
         max_history_events: int | None = None,
@@ -253,7 +253,7 @@ class Client:
         auth_context: AuthMapping | None = None,
         auth_ref: str | None = None,
         history: History | None = None,
-        override: Override | Mapping[str, Any] | None = None,
+        override: AnyOverride | None = None,
         client_tools: Sequence[ClientTool | Mapping[str, Any]] | None = None,
         idle_timeout: float | str | None = None,
         by: str | None = None,
@@ -288,7 +288,7 @@ class Client:
             check_message_input(agent, message),
             message_id=message_id,
             task_id=task_id,
-            override=encode_override(agent, override),
+            override=check_override(agent, override),
             client_tools=tools,
             by=by,
             start=start,
@@ -325,7 +325,7 @@ class Client:
         auth_context: AuthMapping | None = None,
         auth_ref: str | None = None,
         history: History | None = None,
-        override: Override | Mapping[str, Any] | None = None,
+        override: AnyOverride | None = None,
         idle_timeout: float | str | None = None,
         max_history_events: int | None = None,
         by: str | None = None,
@@ -523,7 +523,8 @@ class Client:
 
     @property
     def memory(self) -> KeptMemory:
-        """The memory that conversations share (``ctx.memory``), read and written at once. Needs the store."""
+        """The memory that the runs without a tenant share (``ctx.memory``), read and written at once;
+        ``client.memory.of_tenant("acme")`` is a tenant's, ``client.memory.shared`` that of all. Needs the store."""
         from .memory import KeptMemory
 
         return KeptMemory(self.store)

@@ -17,20 +17,23 @@ from .. import ports
 from ..config import get_shared_task_queue
 from ..encryption import AuthMapping, seal_auth
 from ..errors import InvalidInputError, RunExistsError, RunNotFoundError
-from ..loop.requests import merge_overrides, parse_start
+from ..loop.requests import merge_caller_overrides, merge_overrides, parse_start
 from ..store import Chain
 from ..store.transcripts import ForkPoint, find_fork_point
 from ..temporal_service import start_run_workflow
-from ..types.interface import LABELS, Override
+from ..types.interface import LABELS
 from ..types.messages import Message, MessageInput, clean_text
-from .audit import audit_steering
+from .audit import audit_steering, is_for_caller
 from .handles import RunHandle
-from .message_content import build_user_message
+from .message_content import AnyOverride, build_user_message, split_override
 from .messages import decode_start
 
 MEMO_FORK = "forked_from"
 """Memo of a fork: the run, the iteration after which it branches off, and its author."""
-_INHERITED_START_FIELDS = ("agent", "mode", "context", "override", "idle_timeout", "max_history_events", *LABELS)
+_INHERITED_START_FIELDS = (
+    *("agent", "mode", "context", "override", "caller", "idle_timeout", "max_history_events"),
+    *LABELS,
+)
 """Fields that a fork takes from the run's start. The auth context is not among them: the caller of the fork gives
 it."""
 
@@ -80,7 +83,8 @@ async def start_fork(
     id: str | None,
     model: str | tuple[str, ...] | None,
     results: Mapping[str, str] | None,
-    override: Override | Mapping[str, Any] | None,
+    override: AnyOverride | None,
+    context: Any,
     auth: tuple[AuthMapping | None, str | None],
     by: str | None,
 ) -> str:
@@ -97,15 +101,22 @@ async def start_fork(
         user_message = await build_user_message(client, message, id=uuid.uuid4().hex, by=by)
         start["message"] = user_message.model_dump(mode="json", exclude_none=True)
     elif not point.is_answered:
-        start["message"] = {"content": None, "by": by}
-    if isinstance(override, Override):
-        override = override.model_dump(mode="json", exclude_unset=True)
-    changes = {**(override or {}), **({"model": model} if model is not None else {})}
+        start["message"] = {"content": None, "by": by, **({"caller": {}} if is_for_caller() else {})}
+    given = split_override(override)
+    changes = {**(given["override"] or {}), **({"model": model} if model is not None else {})}
+    before, asked = ((one or {}).get("override") for one in (start.get("caller"), given["caller"]))
     start |= {
         "override": merge_overrides(start.get("override") or {}, changes) or None,
+        "caller": {**(given["caller"] or {}), "override": merge_caller_overrides(before, asked)}
+        if before or given["caller"] is not None
+        else None,
         "history": await _write_fork_head(store, point),
         "store_id": store.store_id,
     }
+    if context is not None:
+        from ..tools.context_type import validate_plain_context
+
+        start["context"] = {**(start.get("context") or {}), **validate_plain_context(start["agent"], context)}
     parse_start(start)
     fork_id = id or f"{start['agent']}-{uuid.uuid4().hex[:12]}"
     start |= seal_auth(client.temporal, fork_id, *auth)

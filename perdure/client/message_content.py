@@ -18,7 +18,7 @@ from ..types.client_tools import (
     measure_client_tools,
     parse_client_tools,
 )
-from ..types.interface import Override, UserMessage
+from ..types.interface import CallerOverride, CallerRequest, Override, UserMessage
 from ..types.messages import (
     BlobRef,
     Content,
@@ -33,6 +33,7 @@ from ..types.messages import (
 )
 from ..types.plain_json import to_plain_json
 from ..types.validation_errors import describe_validation_error
+from .audit import is_for_caller
 from .handles import ClientHandle
 
 MAX_INLINE_BYTES = 128 * 1024
@@ -41,6 +42,8 @@ keep them."""
 
 STORE_HINT = "Give the client store_url=… or set PERDURE_STORE_URL to the store of the workers."
 
+AnyOverride = Override | CallerOverride | Mapping[str, Any]
+"""Changes of the agent: a program's own, as an ``Override`` or its fields; or what a caller of it asks for."""
 UploadedContent = str | BlobRef | tuple[ContentPart, ...]
 
 
@@ -51,7 +54,7 @@ async def build_user_message(
     id: str | None = None,
     by: str | None = None,
     task_id: str | None = None,
-    override: Override | Mapping[str, Any] | None = None,
+    override: AnyOverride | None = None,
     client_tools: Sequence[ClientTool | Mapping[str, Any]] | None = None,
 ) -> UserMessage:
     """Build the message to send from ``content``; long texts, files and client tools are put into the store first. A
@@ -59,9 +62,7 @@ async def build_user_message(
 
     Raises ``InvalidInputError`` for an invalid message, and for a long text or a file without a store.
     """
-    if isinstance(override, Mapping):
-        override = dict(override)
-    fields = {"content": None, "id": id, "by": by or client.actor, "task_id": task_id, "override": override}
+    fields = {"content": None, "id": id, "by": by or client.actor, "task_id": task_id, **split_override(override)}
     try:
         message = UserMessage.model_validate(fields)
     except ValidationError as error:
@@ -81,6 +82,17 @@ async def build_user_message(
             return message.model_copy(update={"input": plain})
     uploaded, store_id = await upload_content(client, content)
     return message.model_copy(update={"content": uploaded, "store_id": store_id or tools_store_id, "typed": typed})
+
+
+def split_override(override: AnyOverride | None) -> dict[str, Any]:
+    """Return the fields ``override`` and ``caller`` of a start or a message: a ``CallerOverride`` is a caller's wish,
+    and what a service sends for a caller says so, whatever it has of an override."""
+    asked = override if isinstance(override, CallerOverride) else None
+    caller = CallerRequest(override=asked) if asked is not None or is_for_caller() else None
+    if isinstance(override, Override):
+        override = override.model_dump(mode="json", exclude_unset=True)
+    plain = None if caller is None else caller.model_dump(mode="json", exclude_none=True)
+    return {"override": None if override is None or asked is not None else dict(override), "caller": plain}
 
 
 async def upload_client_tools(

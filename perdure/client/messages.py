@@ -51,7 +51,6 @@ from ..types.interface import (
     FIRST_MESSAGE_MEMO,
     LABELS,
     WORKFLOW_TYPE,
-    Override,
     Start,
     Status,
     UserMessage,
@@ -62,7 +61,7 @@ from ..types.messages import MessageInput
 from .audit import audit_steering
 from .follow import CATCH_UP_SECONDS
 from .handles import RunHandle
-from .message_content import build_user_message
+from .message_content import AnyOverride, build_user_message
 from .progress import retry_while_not_ready
 from .tasks import background_task
 from .visibility import build_closed_status, find_last_head
@@ -79,7 +78,7 @@ async def deliver_message(
     *,
     message_id: str | None = None,
     task_id: str | None = None,
-    override: Override | Mapping[str, Any] | None = None,
+    override: AnyOverride | None = None,
     client_tools: Sequence[ClientTool | Mapping[str, Any]] | None = None,
     by: str | None = None,
     auth: Mapping[str, str] | None = None,
@@ -375,7 +374,8 @@ async def decode_start(run: RunHandle, first_event: HistoryEvent) -> dict[str, A
     raw = await _decode_first_payload(run, first_event.workflow_execution_started_event_attributes.input.payloads)
     state = raw.get("state") if isinstance(raw, dict) else None
     if isinstance(state, dict):
-        raw = {**state, "override": state.get("overrides")}
+        asked = state.get("caller_overrides")
+        raw = {**state, "override": state.get("overrides"), "caller": {"override": asked} if asked else None}
     if not isinstance(raw, dict):
         raise InvalidInputError(f"run {run.id!r} was not started as a conversation", hint="Start another one.")
     return raw

@@ -35,12 +35,12 @@ from ..store.transcripts import load_full_conversation
 from ..temporal_errors import build_run_error, build_unreachable_error, build_update_error, translate_rpc_error
 from ..types.approvals import DecidedApproval, StandingApproval
 from ..types.client_tools import ClientTool
-from ..types.interface import READ_ERROR_TYPE, STATUS_ATTRIBUTE, OutputT, Override, Response, Status, parse_output
+from ..types.interface import READ_ERROR_TYPE, STATUS_ATTRIBUTE, OutputT, Response, Status, parse_output
 from ..types.messages import FilePart, Message, MessageInput
 from .audit import audit_steering
 from .decisions import WaitRef, answer_pending_call, decide_pending_call, revoke_approval
 from .follow import follow_run, list_child_runs
-from .message_content import build_user_message
+from .message_content import AnyOverride, build_user_message
 from .messages import deliver_message
 from .pauses import cancel_run, pause_run, resume_run, terminate_run
 from .progress import build_no_worker_error, find_pending_reason, has_poller, retry_while_not_ready
@@ -376,7 +376,7 @@ class Run(StreamReader[OutputT]):
         *,
         message_id: str | None = None,
         task_id: str | None = None,
-        override: Override | Mapping[str, Any] | None = None,
+        override: AnyOverride | None = None,
         client_tools: Sequence[ClientTool | Mapping[str, Any]] | None = None,
         auth_context: AuthMapping | None = None,
         auth_ref: str | None = None,
@@ -484,7 +484,8 @@ class Run(StreamReader[OutputT]):
         id: str | None = None,
         model: str | tuple[str, ...] | None = None,
         results: Mapping[str, str] | None = None,
-        override: Override | Mapping[str, Any] | None = None,
+        override: AnyOverride | None = None,
+        context: Any = None,
         auth_context: AuthMapping | None = None,
         auth_ref: str | None = None,
         by: str | None = None,
@@ -492,22 +493,21 @@ class Run(StreamReader[OutputT]):
         """Start another run that continues from the end of this one, or from after iteration ``at`` as ``perdure show``
         numbers it.
 
-        It shares the messages before, so it costs one row whatever their number, and the two runs are independent. It
-        has the run's agent, mode, context and override; ``model`` and ``override`` change the agent. ``results``
-        replaces the texts of tool results, by call id; without ``at`` the fork continues after the iteration of their
-        calls. A call that has not finished gets a result that says so. Without a message the model is called with the
-        conversation as it stands; where that ends with a reply, the fork waits for a message. The auth context is not
-        inherited: ``auth_context``, ``auth_ref``.
+        It shares the messages before, which costs one row, and the two runs are independent. It has the run's agent,
+        mode, context and override; ``model`` and ``override`` change the agent, ``context`` fields of the context.
+        ``results`` replaces the texts of tool results, by call id; without ``at`` the fork continues after the
+        iteration of their calls. A call that has not finished gets a result that says so. Without a message the model
+        is called with the conversation as it stands; where that ends with a reply, the fork waits for a message. The
+        auth context is not inherited: ``auth_context``, ``auth_ref``.
 
         Raises ``InvalidInputError`` for an unknown iteration or call, ``RunExistsError`` for an existing ``id``,
-        ``RunNotFoundError``, ``TranscriptUnavailableError`` without a store.
-        """
+        ``RunNotFoundError``, ``TranscriptUnavailableError`` without a store."""
         from .fork import start_fork
 
-        auth = (auth_context, auth_ref)
         fork_id = await start_fork(
-            self, message, at=at, id=id, model=model, results=results, override=override, auth=auth, by=by
-        )
+            self, message, at=at, id=id, model=model, results=results, override=override, context=context, by=by,
+            auth=(auth_context, auth_ref),
+        )  # fmt: skip
         fork: Run[OutputT] = self.client.run(fork_id)
         fork.output_form = self.output_form
         return fork

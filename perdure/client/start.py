@@ -20,10 +20,10 @@ from ..loop.requests import parse_start
 from ..loop.transcript import list_open_calls
 from ..store import Chain
 from ..types.client_tools import ClientTool, build_client_tools_error, parse_client_tools
-from ..types.interface import FIRST_MESSAGE_MEMO, LABELS, Mode, Override, Response
+from ..types.interface import FIRST_MESSAGE_MEMO, LABELS, CallerOverride, Mode, Response
 from ..types.messages import Dataclass, File, Message, MessageInput, clean_text, find_file_flaw, iter_file_parts
 from .handles import ClientHandle
-from .message_content import build_user_message, hold_blobs
+from .message_content import AnyOverride, build_user_message, hold_blobs, split_override
 from .run import Run
 
 if TYPE_CHECKING:
@@ -47,8 +47,9 @@ class _RunOptions(TypedDict, total=False):
     a head (text)."""
     client_tools: Sequence[ClientTool | Mapping[str, Any]] | None
     """Tools that this client runs, for the turn of the message; see ``ClientTool``."""
-    override: Override | Mapping[str, Any] | None
-    """Changes of the agent: for the run of a start, for the turn of a message."""
+    override: AnyOverride | None
+    """Changes of the agent: for the run of a start, for the turn of a message. Of a ``CallerOverride`` counts what the
+    agent allows."""
     idle_timeout: float | str | None
     """How long a session waits for a message until it ends: seconds, or text like ``"1h"``; None waits without end."""
     by: str | None
@@ -97,7 +98,7 @@ async def build_start_input(
     mode: Mode,
     context: Any = None,
     history: History | None = None,
-    override: Override | Mapping[str, Any] | None = None,
+    override: AnyOverride | None = None,
     idle_timeout: float | str | None = None,
     resume: bool = False,
     max_history_events: int | None = None,
@@ -126,7 +127,7 @@ async def build_start_input(
         "history": head,
         "resume": resume,
         "idle_timeout": idle_timeout,
-        "override": encode_override(agent, override),
+        **split_override(check_override(agent, override)),
         "store_id": (user_message.store_id if user_message else None) or store_id,
         "max_history_events": max_history_events,
         "tenant": tenant,
@@ -248,16 +249,11 @@ def encode_start_context(agent: str | Agent[Any, Any], context: Any) -> dict[str
     return validate_plain_context(get_agent_name(agent), plain)
 
 
-def encode_override(
-    agent: str | Agent[Any, Any], override: Override | Mapping[str, Any] | None
-) -> dict[str, Any] | None:
-    """Encode only the fields of the override that are set. Raises ``DefinitionError`` where the client has the agent's
-    code."""
-    if override is None:
-        return None
-    if hasattr(agent, "overridden"):
+def check_override(agent: str | Agent[Any, Any], override: AnyOverride | None) -> AnyOverride | None:
+    """Return the override. Raises ``DefinitionError`` where the client has the agent's code."""
+    if override is not None and not isinstance(override, CallerOverride) and hasattr(agent, "overridden"):
         agent.overridden(override)
-    return override.model_dump(mode="json", exclude_unset=True) if isinstance(override, Override) else dict(override)
+    return override
 
 
 async def _resolve_history(client: ClientHandle, history: History | None) -> tuple[str | None, str | None]:

@@ -68,6 +68,8 @@ class ChatAgent:
     """JSON Schema of its input, if it takes one that is not text."""
     context: Mapping[str, Any] | None = None
     seen_at: str | None = None
+    internal: bool = False
+    """Whether only other agents call it."""
 
     @property
     def input_fields(self) -> list[Field]:
@@ -89,6 +91,7 @@ def _build_agent(name: str, body: bytes, seen_at: str) -> ChatAgent:
         tuple(str(model) for model in definition.get("models", ())),
         tuple(str(tool["name"]) for tool in definition.get("tools", ())),
         seen_at=seen_at,
+        internal=bool(definition.get("internal")),
         **schemas,
     )
 
@@ -96,11 +99,12 @@ def _build_agent(name: str, body: bytes, seen_at: str) -> ChatAgent:
 async def _list_agents(call: Call) -> list[ChatAgent]:
     """List the agents that the caller may send to."""
     rows = [rows[0] for rows in (await read_visible_agents(call)).values()]
-    return [
+    agents = [
         _build_agent(row.name, row.body, row.seen_at)
         for row in rows
         if await call.may("send", Resource("agent", row.name, agent=row.name))
     ]
+    return [agent for agent in agents if not agent.internal]
 
 
 async def _find_agent(call: Call, name: str) -> ChatAgent | None:
@@ -159,11 +163,23 @@ async def _show_new(page: Page, problem: Mapping[str, Any] | None = None, status
         status=status,
         agent=agent,
         sessions=await _list_sessions(page, name),
-        may_send=await page.call.may("send", Resource("agent", name, agent=name)),
+        may_send=not agent.internal and await page.call.may("send", Resource("agent", name, agent=name)),
         tenants=page.call.caller.tenants or (),
         count=await count_pending(page),
         **_build_composer(page, problem),
+        **await _read_rights(page, Resource("agent", name, agent=name)),
     )
+
+
+async def _read_rights(page: Page, resource: Resource) -> dict[str, bool]:
+    """Read which parts of the composer the caller may use: what it may not is not shown."""
+    operates = await page.call.may("operate", resource)
+    terms = await page.call.web.terms.find(page.call.client, resource.agent or "")
+    return {
+        "may_change": operates or bool(terms.overrides),
+        "may_name_user": operates or "user" in terms.claims,
+        "may_give_context": operates or "context" in terms.claims,
+    }
 
 
 def _build_composer(page: Page, problem: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -186,7 +202,8 @@ async def start(page: Page) -> Response:
         if not await page.call.may("send", new):
             raise ForbiddenError(f"{page.call.by!r:.200} may not start agent {name!r:.200}")
         fields: dict[str, Any] = {"agent": name, **labels, **await _read_message(page, call, agent)}
-        if agent.context is not None:
+        rights = await _read_rights(page, Resource("agent", name, agent=name))
+        if agent.context is not None and rights["may_give_context"]:
             fields["context"] = read_group(page.form, agent.context, "context")
         fields["override"] = _read_override(page.form)
         call = replace(call, body=validate(NewSession, fields, "the form"))
@@ -289,16 +306,18 @@ async def _show_chat(page: Page, problem: Mapping[str, Any] | None = None, statu
     resource = await _open_session(page)
     view = await read_view(page)
     name = page.call.params["agent"]
+    agent = await _find_agent(page.call, name) or ChatAgent(name)
     blocks = list(view.transcript.blocks.values())
     return page.render(
         "chat.html",
         status=status,
-        agent=await _find_agent(page.call, name) or ChatAgent(name),
+        agent=agent,
         resource=resource,
         view=view,
         html=await render_chat_blocks(page, blocks),
-        may_send=await page.call.may("send", resource),
+        may_send=not agent.internal and await page.call.may("send", resource),
         count=await count_pending(page),
+        **await _read_rights(page, resource),
         **await _build_state(page),
         **_build_composer(page, problem),
     )

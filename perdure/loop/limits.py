@@ -15,8 +15,9 @@ from ..types.messages import Usage
 from ..types.state import RunState, ToolCallState, TurnState
 from ..types.wire import TurnFailure
 from .children import sum_reserved_budget
+from .requests import lower_limits
 from .results import build_error_result
-from .turns import describe_unanswered_messages
+from .turns import describe_unanswered_messages, get_caller_overrides
 
 BUDGET_NAMES: tuple[LimitName, ...] = ("iterations", "tokens", "cost_usd", "wall_time", "tool_calls")
 UsedAmounts = dict[str, float]
@@ -93,7 +94,8 @@ def _has_limits(state: RunState, turn: TurnState) -> bool:
     limits = state.limits
     if state.parent is not None and state.parent.limits is not None:
         return True
-    return limits.run is not None or limits.turn is not None or bool(turn.overrides and turn.overrides.get("limits"))
+    overrides = (turn.overrides, state.caller_overrides, turn.caller_overrides)
+    return limits.run is not None or limits.turn is not None or any(one and one.get("limits") for one in overrides)
 
 
 def _iter_limit_scopes(state: RunState) -> Iterator[tuple[LimitScope, dict[str, Any], Bounds | None, UsedAmounts]]:
@@ -108,7 +110,10 @@ def _iter_limit_scopes(state: RunState) -> Iterator[tuple[LimitScope, dict[str, 
         "wall_time": state.worked,
         "tool_calls": state.tool_calls + sum_reserved_budget(state, "tool_calls"),
     }
-    yield "run", _apply_parent_limits(state, _merge_override_bounds(limits.run, override)), state.raised, run_used
+    # Also before the agent has allowed what a caller asks for: a call that it does not allow fails.
+    asked = (get_caller_overrides(state) or {}).get("limits") or {}
+    of_run = lower_limits(_merge_override_bounds(limits.run, override), _select_budgets(asked))
+    yield "run", _apply_parent_limits(state, of_run), state.raised, run_used
     if turn is not None:
         before: UsedAmounts = {
             "iterations": 0,
@@ -117,7 +122,8 @@ def _iter_limit_scopes(state: RunState) -> Iterator[tuple[LimitScope, dict[str, 
             "wall_time": turn.worked_before,
             "tool_calls": turn.tool_calls_before,
         }
-        bounds = {**_merge_override_bounds(limits.turn, override.get("turn") or {}), "iterations": None}
+        of_turn = _merge_override_bounds(limits.turn, override.get("turn") or {})
+        bounds = {**lower_limits(of_turn, _select_budgets(asked.get("turn") or {})), "iterations": None}
         yield "turn", bounds, turn.raised, {name: used - before[name] for name, used in run_used.items()}
 
 
@@ -153,6 +159,10 @@ def compute_largest_call(state: RunState, tokens: int, cost_usd: float | None) -
 
 def _merge_override_bounds(bounds: Bounds | None, override: dict[str, Any]) -> dict[str, Any]:
     return {name: override.get(name, getattr(bounds, name, None)) for name in BUDGET_NAMES}
+
+
+def _select_budgets(asked: dict[str, Any]) -> dict[str, Any]:
+    return {name: asked[name] for name in BUDGET_NAMES if asked.get(name) is not None}
 
 
 # --- time

@@ -13,15 +13,17 @@ from ..types.messages import BlobRef, ContentPart, TextPart, clean_text, copy_sh
 from ..types.plain_json import measure_json
 from ..types.state import MAX_NAMED_TURNS, MAX_SEEN_IDS, RunState, TurnState
 from ..types.wire import NewItem, NewMessage
+from .finish import REMINDER_ID
 from .payload_limits import INBOX_BYTES, MESSAGE_IDS_BYTES, measure_model
-from .requests import MessageContent, parse_message
+from .requests import MessageContent, parse_message, replace_caller_overrides
 from .turns import remember_turn
 from .waits import list_requesters
 
 # ---
-# The auth context that a run acts with: that of its start, until a message that the model is given brings another.
+# The auth context that a run acts with: that of its start, until a message that the model is given brings another. And
+# the caller for whom it works: who has sent the last of those messages, whatever it brings.
 #
-# Calls of a reply to an earlier message run as before: a message's auth context counts from the step on that takes it.
+# Calls of a reply to an earlier message run as before: a message's sender counts from the step on that takes it.
 
 
 AuthSource = Start | UserMessage | NewMessage
@@ -33,11 +35,21 @@ def set_auth(state: RunState, message: AuthSource) -> None:
         state.auth_context, state.auth_ref = message.auth_context, message.auth_ref
 
 
-def take_message_auth(state: RunState, new: Sequence[NewItem]) -> tuple[NewItem, ...]:
-    """Move the auth context of the messages in ``new`` to the run, and return ``new`` without it."""
+def set_caller(state: RunState, message: UserMessage | NewMessage) -> None:
+    """Set the caller for whom the run works to the sender of ``message``: of one that names none it is unknown."""
+    caller = message.by if message.on_behalf_of is None else message.on_behalf_of
+    state.caller = clean_text(caller) if caller else None
+
+
+def take_message_sender(state: RunState, new: Sequence[NewItem]) -> tuple[NewItem, ...]:
+    """Let the run work for the senders of the messages in ``new``, and act with their auth context; return ``new``
+    without that."""
     stripped = list(new)
     for index, item in enumerate(new):
-        if isinstance(item, NewMessage) and (item.auth_context is not None or item.auth_ref is not None):
+        if not isinstance(item, NewMessage) or (item.id == REMINDER_ID and item.by is None):
+            continue
+        set_caller(state, item)
+        if item.auth_context is not None or item.auth_ref is not None:
             set_auth(state, item)
             stripped[index] = item.model_copy(update={"auth_context": None, "auth_ref": None})
     return tuple(stripped)
@@ -195,6 +207,11 @@ def _add_to_inbox(state: RunState, message: UserMessage) -> str:
         turn.said_by.append(sender)
     if message.override is not None:
         turn.overrides = message.override.model_dump(mode="json", exclude_none=True)
+    if message.caller is not None:
+        turn.is_external = True
+        if message.caller.override is not None:
+            asked = message.caller.override.model_dump(mode="json", exclude_none=True)
+            turn.caller_overrides = replace_caller_overrides(turn.caller_overrides, asked)
     if message.client_tools is not None:
         turn.client_tools = message.client_tools or None
     message_id = clean_text(message.id) if message.id else None
@@ -202,6 +219,7 @@ def _add_to_inbox(state: RunState, message: UserMessage) -> str:
         _remember_message_id(state, message_id, turn.task_id)
     if message.content is None:
         set_auth(state, message)
+        set_caller(state, message)
         return turn.task_id
     by = clean_text(message.by) if message.by else None
     new = NewMessage(**copy_shared(message, NewMessage, content=clean_content(message.content), id=message_id, by=by))
@@ -236,7 +254,9 @@ def _will_open_turn(state: RunState) -> bool:
 def open_turn(state: RunState, task_id: str | None = None) -> None:
     """Open the next turn, under ``task_id`` unless a turn has that already."""
     remember_turn(state)
-    if state.turn is not None and (state.turn.overrides or {}).get("limits"):
+    if state.turn is not None and any(
+        (changes or {}).get("limits") for changes in (state.turn.overrides, state.turn.caller_overrides)
+    ):
         # They were the last turn's. Kept, they could end this one before a model call reports what the agent allows.
         state.limits = state.limits.model_copy(update={"run": None, "turn": None})
     state.turns += 1

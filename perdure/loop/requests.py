@@ -23,7 +23,7 @@ from ..types.approvals import (
     hash_name,
 )
 from ..types.client_tools import INLINE_CLIENT_TOOLS_BYTES, find_client_tools_problem
-from ..types.interface import Override, PauseRequest, Start, UserMessage
+from ..types.interface import CallerRequest, Override, PauseRequest, Start, UserMessage
 from ..types.limits import RunLimits
 from ..types.messages import BlobRef, ContentPart, FilePart, TextPart, clean_text, find_file_flaw
 from ..types.plain_json import measure_json
@@ -57,7 +57,7 @@ def _check_start_sizes(start: Start) -> None:
             f"the context has {size:,} bytes as JSON; it may have {CONTEXT_BYTES:,}",
             hint="Every step of the run is sent all of it: keep large data elsewhere, and give a tool its key.",
         )
-    problem = find_override_problem(start.override)
+    problem = find_override_problem(start.override) or find_override_problem(start.caller)
     if problem is None and start.message is not None:
         problem = find_message_problem(build_start_message(start.message))
     if problem is not None:
@@ -110,6 +110,7 @@ def find_message_problem(message: UserMessage) -> str | None:
             return f"{name}: it has {size:,} bytes as JSON and may have {MESSAGE_ID_BYTES:,}"
     if (
         problem := find_override_problem(message.override)
+        or find_override_problem(message.caller)
         or find_client_tools_problem(message.client_tools, INLINE_CLIENT_TOOLS_BYTES)
         or find_content_problem(message.content)
     ):
@@ -156,7 +157,7 @@ _MERGED_FIELDS = ("settings", "provider_options", "limits")
 """Fields that are merged key by key."""
 
 
-def find_override_problem(override: Override | None) -> str | None:
+def find_override_problem(override: Override | CallerRequest | None) -> str | None:
     """Return why ``override`` is too large to be given to every model call; None if it is not."""
     if override is None or (size := measure_model(override)) <= OVERRIDE_BYTES:
         return None
@@ -178,6 +179,36 @@ def merge_overrides(base: OverrideFields, override: OverrideFields) -> OverrideF
             tools = [tool for tool in base[name] if tool not in reverted]
             merged[name] = list(dict.fromkeys([*tools, *(override.get(name) or ())]))
     return {name: value for name, value in merged.items() if value or name not in ("add_tools", "remove_tools")}
+
+
+def replace_caller_overrides(before: OverrideFields | None, asked: OverrideFields) -> OverrideFields:
+    """Return what a caller asks for, in the place of what callers of the same turn have asked for ``before``: but for
+    the limits that they have lowered, which stay."""
+    limits = lower_limits((before or {}).get("limits") or {}, asked.get("limits") or {})
+    iterations = [one["max_iterations"] for one in (before or {}, asked) if one.get("max_iterations") is not None]
+    lowered = {"limits": limits or None, "max_iterations": min(iterations, default=None)}
+    return {**asked, **{name: value for name, value in lowered.items() if value is not None}}
+
+
+def lower_limits(limits: OverrideFields, asked: OverrideFields) -> OverrideFields:
+    """Return ``limits``, plain JSON of a ``RunLimits``, with the lower ones of ``asked``."""
+    lowered = dict(limits)
+    for name, value in asked.items():
+        before = limits.get(name)
+        if isinstance(value, dict):
+            lowered[name] = lower_limits(before or {}, value)
+        elif value is not None:
+            lowered[name] = value if before is None else min(before, value)
+    return lowered
+
+
+def merge_caller_overrides(run: OverrideFields | None, turn: OverrideFields | None) -> OverrideFields | None:
+    """Merge what callers ask for in a turn over what the run's first caller has asked for."""
+    if not run or not turn:
+        return run or turn or None
+    settings = {**(run.get("settings") or {}), **(turn.get("settings") or {})}
+    merged = {**run, **replace_caller_overrides(run, turn)}
+    return {**merged, "settings": settings} if settings else merged
 
 
 # ---

@@ -63,6 +63,8 @@ def build_child_start(state: RunState, pending: ToolCallState) -> dict[str, Any]
         message = {"content": request.blob.model_dump(mode="json"), "store_id": state.store_id}
     if request.typed:
         message["typed"] = True
+    if state.caller is not None:
+        message["on_behalf_of"] = state.caller
     parent = Parent(
         context_id=state.context_id,
         call_id=pending.call.id,
@@ -194,7 +196,8 @@ def build_branch_start(state: RunState, branch: PendingBranch) -> dict[str, Any]
     if isinstance(start, str):
         return _build_branch_outcome(branch, error_type="BranchError", error=start)
     if request.message is None and request.blob is None:
-        start["message"] = {"content": None}  # a turn on the conversation as it stands
+        behalf = {} if state.caller is None else {"on_behalf_of": state.caller}
+        start["message"] = {"content": None, **behalf}  # a turn on the conversation as it stands
     if request.head is not None:
         start |= {"history": request.head, "store_id": state.store_id}
     if request.model:

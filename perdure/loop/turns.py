@@ -8,12 +8,17 @@ from ..types.state import RunState, TurnState
 from ..types.wire import NewMessage
 from .finish import REMINDER_ID, build_response
 from .payload_limits import PAST_TURNS, PAST_TURNS_BYTES, select_latest_rows
-from .requests import OverrideFields, merge_overrides
+from .requests import OverrideFields, merge_caller_overrides, merge_overrides
 
 
 def get_effective_overrides(state: RunState) -> OverrideFields | None:
     """Return the overrides of the run with the turn's over them; None if there are none."""
     return merge_overrides(state.overrides or {}, (state.turn.overrides if state.turn else None) or {}) or None
+
+
+def get_caller_overrides(state: RunState) -> OverrideFields | None:
+    """Return what callers have asked for, the turn's over the run's; None for nothing."""
+    return merge_caller_overrides(state.caller_overrides, state.turn.caller_overrides if state.turn else None)
 
 
 def keep_overrides(state: RunState, kept: LastingOverrides) -> None:

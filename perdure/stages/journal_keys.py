@@ -31,6 +31,7 @@ def build_model_key(task: ModelInput) -> str:
         "new": [{"kind": item.kind, **_dump_without_defaults(item, "decided")} for item in task.new],
         "overrides": task.overrides,
         "closing": _dump_without_defaults(task.closing) if task.closing else None,
+        **({} if task.caller_overrides is None else {"caller_overrides": task.caller_overrides}),
         **({} if task.tighter is None else {"tighter": task.tighter}),
         **({} if task.pinned is None else {"pinned": task.pinned.hash}),
         **({} if task.client_tools is None else {"client_tools": _dump_client_tools(task.client_tools)}),

@@ -130,6 +130,10 @@ class RunFacts:
     """The author's own data of the run, as plain JSON."""
     resources: Any = None
     """What the worker's ``lifespan`` yields."""
+    caller: str | None = None
+    """As ``ctx.caller``, ``ctx.tenant`` and ``ctx.user``."""
+    tenant: str | None = None
+    user: str | None = None
 
 
 AuthFunction = Callable[[str, RunFacts], Awaitable[Mapping[str, Any]] | Mapping[str, Any]]
@@ -160,6 +164,9 @@ class RunContext(Generic[ContextT_co]):
         auth_context: Mapping[str, Any] | None = None,
         resources: Any = None,
         memory: Memory | None = None,
+        caller: str | None = None,
+        tenant: str | None = None,
+        user: str | None = None,
     ) -> None:
         self.run_id = run_id
         """Id of the conversation: the workflow id."""
@@ -176,8 +183,22 @@ class RunContext(Generic[ContextT_co]):
         that is in no history, transcript or event. Else None; also None in hooks at the end of a run."""
         self.resources = resources
         """What the worker's ``lifespan`` yields (pools, clients); None without one."""
-        self.memory = Memory() if memory is None else memory
-        """Values that all conversations share. A context made by hand, for tests, has a memory of its own."""
+        self.caller = caller
+        """Who has sent the message that the run works on, as the service has authenticated it: over HTTP the caller's
+        name, from a program what it says (``by``). The last sender's where several write to one run; in a subagent that
+        of the run above it. None where it is not known."""
+        self.tenant = tenant
+        """The tenant whose run it is; None for a run without one."""
+        self.user = user
+        """The user whose run it is: over HTTP its first caller, unless one that may says another."""
+        self.memory = Memory(tenant=tenant) if memory is None else memory
+        """Values that all conversations of the tenant share. A context made by hand, for tests, has a memory of its
+        own."""
+
+    @property
+    def shared_memory(self) -> Memory:
+        """Values that the conversations of all tenants share: what one writes, all others read."""
+        return self.memory.shared
 
     def __repr__(self) -> str:
         facts = f"run_id={self.run_id!r}, agent={self.agent!r}, iteration={self.iteration}"
@@ -209,6 +230,9 @@ class ToolContext(RunContext[ContextT_co]):
         auth_context: Mapping[str, Any] | None = None,
         resources: Any = None,
         memory: Memory | None = None,
+        caller: str | None = None,
+        tenant: str | None = None,
+        user: str | None = None,
         heartbeat: Callable[..., None] = _discard,
         cancelled: Callable[[], bool] = _is_never_cancelled,
         progress: Callable[[str, Any], None] = _discard,
@@ -225,6 +249,9 @@ class ToolContext(RunContext[ContextT_co]):
             auth_context=auth_context,
             resources=resources,
             memory=memory,
+            caller=caller,
+            tenant=tenant,
+            user=user,
         )
         self.call_id = call_id
         """Id of the call in the transcript."""

@@ -1,16 +1,21 @@
-"""``ctx.memory``: JSON values by namespace and key, shared by all conversations.
+"""``ctx.memory``: JSON values by namespace and key, shared by all conversations of a tenant.
 
 The writes of a call are committed together with its outcome, so each happens exactly once, whatever crashes.
+
+What a namespace is called in the store begins with its area: that of a tenant, that of the runs without one, or that of
+all. No name leads out of an area, and none reaches what the engine itself keeps in the same table.
 """
 
 from __future__ import annotations
 
 import asyncio
+import copy
 import json
 import threading
 from collections.abc import Mapping
 from concurrent.futures import Future
-from typing import Any, Protocol
+from dataclasses import replace
+from typing import Any, Protocol, TypeVar
 
 from .. import ports
 from ..errors import InvalidInputError
@@ -26,6 +31,21 @@ DEFAULT_LIST_LIMIT = 1000
 
 MemoryWrites = list["ports.MemoryWrite"]
 
+SHARED_AREA = "shared:"
+"""Begins the stored names of namespaces that the runs of all tenants share: ``ctx.shared_memory``."""
+_TENANTLESS_AREA = "none:"
+_TENANT_AREA = "tenant:"
+_ENGINE_AREA = ""
+"""The engine's own namespaces have names that no area begins: ``artifacts:…``, ``paid:…``."""
+
+
+def build_memory_area(tenant: str | None) -> str:
+    """Return what the stored names of a tenant's namespaces begin with; None stands for the runs without a tenant."""
+    if tenant is None:
+        return _TENANTLESS_AREA
+    return f"{_TENANT_AREA}{tenant.replace('%', '%25').replace(':', '%3A')}:"  # so that no tenant is part of another
+
+
 _writes_lock = threading.Lock()
 """One lock for all calls: every tool call has a memory, few use it, and nothing under the lock takes time."""
 
@@ -40,6 +60,21 @@ class MemoryReader(Protocol):
         """Read values by their keys."""
 
 
+class AreaReader(MemoryReader, Protocol):
+    """A memory of one area, which leads to the others: :class:`Memory`, and that of clients."""
+
+    def _in_area(self, area: str) -> Any: ...
+
+
+AnyMemory = TypeVar("AnyMemory", bound=AreaReader)
+
+
+def open_engine_memory(memory: AnyMemory) -> AnyMemory:
+    """Return what the engine keeps in the store beside the values of authors, whose methods lead to none of it."""
+    engine: AnyMemory = memory._in_area(_ENGINE_AREA)
+    return engine
+
+
 class MemorySource(Protocol):
     """Reads stored values; called from any thread."""
 
@@ -51,7 +86,7 @@ class MemorySource(Protocol):
 
 
 class Memory:
-    """Values that outlive the conversation and are shared with all others: ``ctx.memory``.
+    """Values that outlive the conversation and are shared with all others of its tenant: ``ctx.memory``.
 
         seen = await ctx.memory.get("visits", user_id, 0)
         await ctx.memory.put("visits", user_id, seen + 1)
@@ -65,15 +100,27 @@ class Memory:
     tests: ``ToolContext(memory=Memory())``.
     """
 
-    __slots__ = ("_closed", "_indexes", "_source", "_writes")
+    __slots__ = ("_area", "_source", "_writes")
 
-    def __init__(self, kept: MemorySource | None = None, writes: MemoryWrites | None = None) -> None:
+    def __init__(
+        self, kept: MemorySource | None = None, writes: MemoryWrites | None = None, *, tenant: str | None = None
+    ) -> None:
         """The engine passes ``kept``, the stored values, and commits ``writes``, to which the call's writes go: one for
-        each key."""
+        each key. ``tenant`` is the run's."""
         self._source = kept
-        self._writes: MemoryWrites = [] if writes is None else writes
-        self._indexes: dict[tuple[str, str], int] = {}
-        self._closed = False
+        self._area = build_memory_area(tenant)
+        self._writes = _CallWrites([] if writes is None else writes)
+
+    def _in_area(self, area: str) -> Memory:
+        """Return the memory of another area, whose writes are those of the same call."""
+        memory = copy.copy(self)
+        memory._area = area
+        return memory
+
+    @property
+    def shared(self) -> Memory:
+        """The memory of all tenants: ``ctx.shared_memory``."""
+        return self._in_area(SHARED_AREA)
 
     @property
     def waits(self) -> bool:
@@ -85,12 +132,13 @@ class Memory:
         key."""
         own_write = self._get_own_write(namespace, key)
         if own_write is None and self._source is not None:
-            return _decode_memory_value(await asyncio.wrap_future(self._source.recall(namespace, key)), default)
+            stored = await asyncio.wrap_future(self._source.recall(self._area + namespace, key))
+            return _decode_memory_value(stored, default)
         return _decode_memory_value(own_write.value if own_write else None, default)
 
     async def put(self, namespace: str, key: str, value: Any) -> None:
         """Store ``value``. Raises ``InvalidInputError`` if it is not plain JSON, or too large."""
-        self._record_write(build_memory_write(namespace, key, value))
+        self._writes.record(build_memory_write(namespace, key, value, area=self._area))
 
     async def _put_if_unchanged(self, namespace: str, key: str, before: Any, value: Any) -> None:
         """Store ``value`` if ``before``, as it was read (None: no value), is still stored when the call's outcome is.
@@ -101,13 +149,16 @@ class Memory:
         if own_write is not None:  # what counts is what was stored before this call
             checked, expected = own_write.checked, own_write.before
         else:
-            checked, expected = True, None if before is None else build_memory_write(namespace, key, before).value
-        write = build_memory_write(namespace, key, value)
-        self._record_write(ports.MemoryWrite(namespace, key, write.value, checked, expected))
+            checked, expected = (
+                True,
+                None if before is None else build_memory_write(namespace, key, before, area=self._area).value,
+            )
+        write = build_memory_write(namespace, key, value, area=self._area)
+        self._writes.record(replace(write, checked=checked, before=expected))
 
     async def delete(self, namespace: str, key: str) -> None:
         """Delete the value, if there is one. Raises ``InvalidInputError`` as :meth:`get`."""
-        self._record_write(build_memory_delete(namespace, key))
+        self._writes.record(build_memory_delete(namespace, key, area=self._area))
 
     async def list(self, namespace: str, prefix: str = "", *, limit: int = DEFAULT_LIST_LIMIT) -> dict[str, Any]:
         """Return the first ``limit`` values whose key begins with ``prefix``, by key, in the order of the keys.
@@ -117,7 +168,8 @@ class Memory:
         own_writes = self._list_own_writes(namespace, prefix, limit)
         stored: dict[str, bytes] = {}
         if self._source is not None:
-            stored = await asyncio.wrap_future(self._source.recall_all(namespace, prefix, limit + len(own_writes)))
+            name = self._area + namespace
+            stored = await asyncio.wrap_future(self._source.recall_all(name, prefix, limit + len(own_writes)))
         return _merge_memory_values(stored, own_writes, limit)
 
     @property
@@ -126,26 +178,42 @@ class Memory:
         return BlockingMemory(self)
 
     def absorb(self, writes: MemoryWrites) -> None:
-        """Add the writes of another memory of the same call."""
+        """Add the writes of another memory of the same call, each in its own area."""
         for write in writes:
-            self._record_write(write)
+            self._writes.record(write)
 
     def close(self) -> None:
         """Close the memory when the call has ended: later writes raise ``RuntimeError`` instead of being lost."""
-        with _writes_lock:
-            self._closed = True
+        self._writes.close()
 
     def _get_own_write(self, namespace: str, key: str) -> ports.MemoryWrite | None:
         """Return the call's own write of the key."""
         check_memory_name("namespace", namespace)
         check_memory_name("key", key)
-        with _writes_lock:
-            index = self._indexes.get((namespace, key))
-            return None if index is None else self._writes[index]
+        return self._writes.find(self._area + namespace, key)
 
     def _list_own_writes(self, namespace: str, prefix: str, limit: int) -> dict[str, bytes | None]:
         """Return the call's own writes in the namespace by key, None for deletions."""
         check_memory_list(namespace, prefix, limit)
+        return self._writes.list(self._area + namespace, prefix)
+
+
+class _CallWrites:
+    """The writes of one call, by the stored names, whatever areas they are in."""
+
+    __slots__ = ("_closed", "_indexes", "_writes")
+
+    def __init__(self, writes: MemoryWrites) -> None:
+        self._writes = writes
+        self._indexes: dict[tuple[str, str], int] = {}
+        self._closed = False
+
+    def find(self, namespace: str, key: str) -> ports.MemoryWrite | None:
+        with _writes_lock:
+            index = self._indexes.get((namespace, key))
+            return None if index is None else self._writes[index]
+
+    def list(self, namespace: str, prefix: str) -> dict[str, bytes | None]:
         with _writes_lock:
             return {
                 write.key: write.value
@@ -153,7 +221,7 @@ class Memory:
                 if write.namespace == namespace and write.key.startswith(prefix)
             }
 
-    def _record_write(self, write: ports.MemoryWrite) -> None:
+    def record(self, write: ports.MemoryWrite) -> None:
         with _writes_lock:
             if self._closed:
                 name = f"memory {write.namespace!r}, key {write.key!r}"
@@ -162,6 +230,10 @@ class Memory:
                 )
             index = self._indexes.setdefault((write.namespace, write.key), len(self._writes))
             self._writes[index : index + 1] = [write]
+
+    def close(self) -> None:
+        with _writes_lock:
+            self._closed = True
 
 
 class BlockingMemory:
@@ -175,16 +247,16 @@ class BlockingMemory:
         own_write, source = self._memory._get_own_write(namespace, key), self._memory._source
         if own_write is None and source is not None:
             _check_may_block("get")
-            return _decode_memory_value(source.recall(namespace, key).result(), default)
+            return _decode_memory_value(source.recall(self._memory._area + namespace, key).result(), default)
         return _decode_memory_value(own_write.value if own_write else None, default)
 
     def put(self, namespace: str, key: str, value: Any) -> None:
         """See :meth:`Memory.put`."""
-        self._memory._record_write(build_memory_write(namespace, key, value))
+        self._memory._writes.record(build_memory_write(namespace, key, value, area=self._memory._area))
 
     def delete(self, namespace: str, key: str) -> None:
         """See :meth:`Memory.delete`."""
-        self._memory._record_write(build_memory_delete(namespace, key))
+        self._memory._writes.record(build_memory_delete(namespace, key, area=self._memory._area))
 
     def list(self, namespace: str, prefix: str = "", *, limit: int = DEFAULT_LIST_LIMIT) -> dict[str, Any]:
         """See :meth:`Memory.list`."""
@@ -192,11 +264,12 @@ class BlockingMemory:
         stored: dict[str, bytes] = {}
         if source is not None:
             _check_may_block("list")
-            stored = source.recall_all(namespace, prefix, limit + len(own_writes)).result()
+            name = self._memory._area + namespace
+            stored = source.recall_all(name, prefix, limit + len(own_writes)).result()
         return _merge_memory_values(stored, own_writes, limit)
 
 
-def build_memory_write(namespace: str, key: str, value: Any) -> ports.MemoryWrite:
+def build_memory_write(namespace: str, key: str, value: Any, *, area: str) -> ports.MemoryWrite:
     """Build the write of ``value``. Raises ``InvalidInputError`` that names the key, the reason and the way out."""
     check_memory_name("namespace", namespace)
     check_memory_name("key", key)
@@ -209,14 +282,14 @@ def build_memory_write(namespace: str, key: str, value: Any) -> ports.MemoryWrit
     if len(body) > MAX_VALUE_BYTES:
         hint = "Store its parts under keys of their own, or large data elsewhere and its address here."
         raise InvalidInputError(f"{owner} has {len(body):,} bytes as JSON; most is {MAX_VALUE_BYTES:,}", hint=hint)
-    return ports.MemoryWrite(namespace, key, body)
+    return ports.MemoryWrite(area + namespace, key, body)
 
 
-def build_memory_delete(namespace: str, key: str) -> ports.MemoryWrite:
+def build_memory_delete(namespace: str, key: str, *, area: str) -> ports.MemoryWrite:
     """Build the deletion of a value. Raises ``InvalidInputError``."""
     check_memory_name("namespace", namespace)
     check_memory_name("key", key)
-    return ports.MemoryWrite(namespace, key, None)
+    return ports.MemoryWrite(area + namespace, key, None)
 
 
 def check_memory_name(kind: str, name: Any, *, least: int = 1) -> None:

@@ -144,6 +144,10 @@ class TurnState(StatePart):
     failure: TurnFailure | None = None
     overrides: dict[str, Any] | None = None
     """Changes of the agent for the turn, an ``Override``."""
+    caller_overrides: dict[str, Any] | None = Field(default=None, exclude_if=is_none)
+    """The same of its callers, a ``CallerOverride``."""
+    is_external: bool = Field(default=False, exclude_if=operator.not_)
+    """A caller of a service has sent it a message."""
     client_tools: ClientTools | None = Field(default=None, exclude_if=is_none)
     """Tools that the turn's client has declared, for its further model calls."""
     usage_before: Usage = NO_USAGE
@@ -192,11 +196,15 @@ class RunState(StatePart):
     tenant: str | None = Field(default=None, exclude_if=is_none)
     """The tenant and the user whose run it is."""
     user: str | None = Field(default=None, exclude_if=is_none)
+    caller: str | None = Field(default=None, exclude_if=is_none)
+    """Who has sent the last message that a step has taken."""
     is_child: bool = Field(default=False, exclude_if=operator.not_)
     """Temporal confirms that the parent has started the run. If a client opens a subagent's run again, it only repeats
     who the parent was: then the restrictions of the run apply, and it gets no access to data of the parent."""
     overrides: dict[str, Any] | None = None
     """Changes of the agent for the run, an ``Override``."""
+    caller_overrides: dict[str, Any] | None = Field(default=None, exclude_if=is_none)
+    """The same of the caller who has started it, a ``CallerOverride``."""
     max_history_events: int | None = None
     idle_timeout: float | None = None
     """Seconds that a session waits for a message before it closes."""

@@ -45,6 +45,8 @@ class NewMessage(Data):
     auth_context: str | None = None
     """Identity on whose behalf the run acts from here on, as in ``UserMessage``; so ``auth_ref``. Only in the inbox."""
     auth_ref: str | None = None
+    on_behalf_of: str | None = Field(default=None, exclude_if=is_none)
+    """As in ``UserMessage``."""
 
 
 class NewResult(Data):
@@ -84,6 +86,11 @@ class CallFacts(Data):
     auth_context: str | None = None
     """Identity on whose behalf the run acts, encrypted; or ``auth_ref``, which the worker resolves."""
     auth_ref: str | None = None
+    caller: str | None = Field(default=None, exclude_if=is_none)
+    """Who has sent the message that the run works on."""
+    tenant: str | None = Field(default=None, exclude_if=is_none)
+    """The tenant and the user whose run it is."""
+    user: str | None = Field(default=None, exclude_if=is_none)
     lineage: Lineage | None = Field(default=None, exclude_if=operator.not_)
     """For a run that a call of another agent has started: the path by which its events are placed."""
     is_child: bool = Field(default=False, exclude_if=operator.not_)
@@ -133,6 +140,10 @@ class ModelInput(CallFacts):
     """The pinned list of the tools of its toolsets."""
     overrides: dict[str, Any] | None = None
     """An ``Override``: the run's and the turn's together."""
+    caller_overrides: dict[str, Any] | None = Field(default=None, exclude_if=is_none)
+    """A ``CallerOverride``, likewise: the agent says what of it counts."""
+    is_external: bool = Field(default=False, exclude_if=operator.not_)
+    """A caller of a service has sent a message of the turn: an internal agent refuses it."""
     client_tools: ClientTools | None = Field(default=None, exclude_if=is_none)
     """Tools that the turn's client has declared."""
     mode: Mode | None = None
@@ -141,9 +152,6 @@ class ModelInput(CallFacts):
     """``head`` is not known yet: the conversation's last one in the store, if there is one."""
     reopened: bool = Field(default=False, exclude_if=operator.not_)
     """An earlier execution of this id has begun the conversation, as an earlier call has found out."""
-    tenant: str | None = Field(default=None, exclude_if=is_none)
-    """The tenant and the user whose run it is."""
-    user: str | None = Field(default=None, exclude_if=is_none)
     resend: bool = Field(default=False, exclude_if=operator.not_)
     """Content that was withheld because a model's API refused it is sent once more."""
     used: Usage = NO_USAGE

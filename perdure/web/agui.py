@@ -23,6 +23,7 @@ from ..client.client import Client
 from ..client.turn import Turn
 from ..errors import ApprovalDecidedError, ApprovalExpiredError, InvalidInputError, RunNotFoundError
 from ..types.messages import File
+from .admission import admit_start
 from .agui_events import AguiTranslator, Frame, build_message_id, dump_message
 from .auth import Resource
 from .operations import Call, Web, validate
@@ -154,7 +155,7 @@ async def _send(call: Call, agent: str, sent: RunAgentInput) -> tuple[_Acted, in
         return _Acted(turn), after
     message_id = build_message_id(sent.run_id, message.id)
     is_known = after > 0 and await is_known_turn(known, message_id)
-    options: dict[str, Any] = {"tenant": resource.tenant, "user": resource.user}
+    options = await admit_start(call, resource)
     if sent.tools:
         options["client_tools"] = [
             {"name": tool.name, "description": tool.description, "parameters": tool.parameters or {"type": "object"}}
@@ -163,7 +164,7 @@ async def _send(call: Call, agent: str, sent: RunAgentInput) -> tuple[_Acted, in
     async with bound_delivery():
         turn = await call.client.send(
             agent, _read_content(message), id=sent.thread_id, message_id=message_id, task_id=task_id,
-            by=call.by, **options,
+            **options,
         )  # fmt: skip
     return _Acted(turn, is_new=turn.task_id == task_id and not is_known), after
 

@@ -26,7 +26,7 @@ from ..client.client import Client
 from ..errors import PerdureError, RuntimeSetupError
 from ..types.messages import MAX_FILE_BYTES
 from .approvals import OPERATIONS as APPROVALS
-from .auth import Authenticator, Authorizer, RoleAuthorizer
+from .auth import Authenticator, Authorizer, ContextFunction, RoleAuthorizer
 from .decide import FORM_TYPE, MAX_FORM_BYTES, decide_routes
 from .files import OPERATIONS as FILES
 from .forks import OPERATIONS as FORKS
@@ -84,13 +84,14 @@ def build_web(
     authenticator: Authenticator,
     authorizer: Authorizer | None = None,
     limits: WebLimits | None = None,
+    context: ContextFunction | None = None,
 ) -> Web:
     """Build what routes work with, for one's own application. ``client`` needs a store; ``authorizer`` is by default
-    :class:`~perdure.web.auth.RoleAuthorizer`."""
+    :class:`~perdure.web.auth.RoleAuthorizer`. ``context`` builds the context of the runs that a caller starts, in every
+    protocol: ``lambda caller: {"user": caller.name}``; its fields go before those of a request."""
     limits = limits or WebLimits()
-    return Web(
-        client, authenticator, authorizer or RoleAuthorizer(), RateLimiter(limits), ConnectionLimiter(limits), limits
-    )
+    rates, streams = RateLimiter(limits), ConnectionLimiter(limits)
+    return Web(client, authenticator, authorizer or RoleAuthorizer(), rates, streams, limits, context=context)
 
 
 def native_routes(web: Web, prefix: str = PREFIX) -> list[BaseRoute]:
@@ -106,12 +107,14 @@ def create_app(
     options: WebOptions | None = None,
     routes: Sequence[BaseRoute] = (),
     pages: Callable[[Web], Sequence[BaseRoute]] | None = None,
+    context: ContextFunction | None = None,
 ) -> Starlette:
     """Build the application that ``perdure serve`` runs: the native API under ``/v1``, the protocols of front ends,
     ``/decide``, ``/healthz``, ``/readyz``, and ``routes`` of one's own. ``pages`` builds routes that work with what the
-    API works with: :func:`perdure.console.console_routes`. ``client`` needs a store."""
+    API works with: :func:`perdure.console.console_routes`; ``context`` is as of :func:`build_web`. ``client`` needs a
+    store."""
     options = options or WebOptions()
-    web = build_web(client, authenticator=authenticator, authorizer=authorizer, limits=options.limits)
+    web = build_web(client, authenticator=authenticator, authorizer=authorizer, limits=options.limits, context=context)
     readiness = Readiness(client)
     own: list[BaseRoute] = [Route("/healthz", _answer_alive), Route("/readyz", readiness.answer)]
     handlers: dict[Any, Any] = {404: _answer_unknown, 405: _answer_wrong_method}

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import base64
 import binascii
+import json
 import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol, get_args
+from time import monotonic
+from typing import Any, Literal, NamedTuple, Protocol, get_args
 
 from starlette.requests import HTTPConnection
 
@@ -67,6 +69,41 @@ class Resource:
     agent: str | None = None
     tenant: str | None = None
     user: str | None = None
+
+
+ContextFunction = Callable[[Caller], Any]
+"""``lambda caller: {"user": caller.name}``, or an async function: the context of the runs that a caller starts. It
+returns a mapping, or an instance of the agent's context type."""
+_TERMS_SECONDS = 5.0
+
+
+class AgentTerms:
+    """What agents let callers say, by the newest definition that a worker has recorded; looked up again after 5 s."""
+
+    class Terms(NamedTuple):
+        """Of one agent. An agent that no worker has recorded lets them say nothing."""
+
+        internal: bool = False
+        overrides: tuple[str, ...] = ()
+        claims: tuple[str, ...] = ()
+
+    def __init__(self) -> None:
+        self._known: dict[str, tuple[float, AgentTerms.Terms]] = {}
+
+    async def find(self, client: ClientHandle, agent: str) -> Terms:
+        """Return the terms of an agent. Raises ``StoreError``."""
+        now = monotonic()
+        until, terms = self._known.get(agent, (0.0, self.Terms()))
+        if until > now:
+            return terms
+        rows = await (await client.store()).list_agents(agent) if agent else []
+        if not rows:
+            return self.Terms()
+        definition = json.loads(rows[0].body)
+        names = (tuple(definition.get(key) or ()) for key in ("caller_overrides", "caller_claims"))
+        terms = self.Terms(bool(definition.get("internal")), *names)
+        self._known[agent] = (now + _TERMS_SECONDS, terms)
+        return terms
 
 
 class Authenticator(Protocol):

@@ -10,8 +10,9 @@ from ..client.fork import MEMO_FORK
 from ..errors import RunExistsError
 from ..ports import Blob
 from ..ports.store import move_text_to_blob
-from ..types.interface import Override
+from ..types.interface import LABELS, Override
 from ..types.messages import NAME_CHARS, RUN_ID_CHARS, Message, Part, TextPart, ToolResultPart
+from .admission import admit_start
 from .auth import Resource
 from .operations import Call, Input, Operation
 from .problems import ForbiddenError
@@ -75,17 +76,19 @@ async def fork_session(call: Call) -> Session:
         error = ForbiddenError(f"{call.by!r:.200} may not start {fork_id!r:.200}")
         await call.record_refusal("fork", str(source.id), error)
         raise error
+    override = {} if body.override is None else body.override.model_dump(mode="json", exclude_unset=True)
+    if body.model is not None:
+        override["model"] = body.model
+    admitted = await admit_start(
+        call, new, override=override or None, auth_context=body.auth_context, auth_ref=body.auth_ref
+    )
     try:
         await call.run.fork(
             await read_content(call, body.content, body.input),
             at=body.at,
             id=fork_id,
-            model=body.model,
             results=body.results,
-            override=body.override,
-            auth_context=body.auth_context,
-            auth_ref=body.auth_ref,
-            by=call.by,
+            **{name: value for name, value in admitted.items() if name not in LABELS},
         )
     except RunExistsError:
         if call.key is None or not await _is_own_fork(call, fork_id):

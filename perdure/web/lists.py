@@ -95,6 +95,13 @@ async def read_visible_agents(call: Call, name: str | None = None) -> dict[str, 
     }
 
 
+async def read_callable_agents(call: Call, name: str | None = None) -> dict[str, AgentRow]:
+    """Return the newest definitions of the agents that the caller may see, by name, without internal ones: those that
+    only other agents call."""
+    newest = {name: rows[0] for name, rows in (await read_visible_agents(call, name)).items()}
+    return {name: row for name, row in newest.items() if not json.loads(row.body).get("internal")}
+
+
 def _hash_rows(rows: Sequence[AgentRow]) -> str:
     return _hash_texts(*(text for row in rows for text in (row.name, row.hash, row.seen_at)))
 

@@ -43,8 +43,9 @@ from ..types.events import ModelDelta
 from ..types.interface import TurnStatus
 from ..types.messages import RUN_ID_CHARS
 from ..types.plain_json import parse_json
+from .admission import admit_start
 from .auth import Resource, Verb
-from .lists import read_visible_agents
+from .lists import read_callable_agents
 from .operations import KEY_CHARS, Call, Web, build_unknown_session_error
 from .origins import get_client_address
 from .problems import WebError, build_problem, build_unexpected_problem
@@ -177,9 +178,9 @@ class _McpCaller:
 
     async def _list_tools(self, _: Context, params: Any) -> types.ListToolsResult:
         await self._call.authorize("read", "mcp", Resource("agent"))
-        agents = await read_visible_agents(self._call)
+        agents = await read_callable_agents(self._call)
         return types.ListToolsResult(
-            tools=[_build_tool(name, json.loads(rows[0].body)) for name, rows in agents.items()],
+            tools=[_build_tool(name, json.loads(row.body)) for name, row in agents.items()],
             ttl_ms=0,
             cache_scope="private",
         )
@@ -193,13 +194,11 @@ class _McpCaller:
             if _has_dismissed(params.input_responses or {}):
                 return _describe_unfinished(task.id, "has a question or an approval that was dismissed")
             return await self._wait(ctx, task.id)
-        rows = (await read_visible_agents(self._call)).get(params.name)
-        if not rows:
+        row = (await read_callable_agents(self._call)).get(params.name)
+        if row is None:
             raise MCPError(types.INVALID_PARAMS, f"there is no tool {params.name!r:.200}")
         try:
-            run_id = await self._start(
-                params, json.loads(rows[0].body).get("input") is not None, _read_key(ctx, self._call)
-            )
+            run_id = await self._start(params, "input" in json.loads(row.body), _read_key(ctx, self._call))
         except (InvalidInputError, RunExistsError) as error:  # for the model, which may call again
             return _build_error(error.message + (f" {error.hint}" if error.hint else ""))
         if _has_tasks(ctx):
@@ -219,10 +218,9 @@ class _McpCaller:
             name = hashlib.sha256(f"{self._call.scope}\0{params.name}\0{key}".encode(errors="replace")).hexdigest()[:32]
         call = replace(self._call, params={"agent": params.name})
         resource = await open_session(call, f"mcp-{name}", "send", "mcp")
-        labels: dict[str, Any] = {"tenant": resource.tenant, "user": resource.user}
-        run = await self._client.start(
-            params.name, message, id=f"mcp-{name}", if_exists="attach" if key else "error", by=self._call.by, **labels
-        )
+        admitted = await admit_start(call, resource)
+        if_exists: Literal["attach", "error"] = "attach" if key else "error"
+        run = await self._client.start(params.name, message, id=f"mcp-{name}", if_exists=if_exists, **admitted)
         return run.id
 
     async def _wait(self, ctx: Context, id: str) -> types.CallToolResult | types.InputRequiredResult:

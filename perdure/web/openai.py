@@ -21,7 +21,7 @@ from starlette.routing import Route
 
 from ..ports import AgentRow
 from .auth import Resource
-from .lists import read_visible_agents
+from .lists import read_callable_agents
 from .openai_chat import create_chat_completion
 from .openai_requests import UnknownModelError, convert_problem, parse_time
 from .openai_responses import cancel_response, create_response, follow_response, list_input_items
@@ -53,17 +53,17 @@ def openai_routes(web: Web, prefix: str = "/openai/v1") -> list[Route]:
 
 async def _list_models(call: Call) -> Response:
     await call.authorize("read", "openai", Resource("agent"))
-    agents = await read_visible_agents(call)
-    data = [_describe_model(name, rows[0]) for name, rows in agents.items()]
+    agents = await read_callable_agents(call)
+    data = [_describe_model(name, row) for name, row in agents.items()]
     return JSONResponse({"object": "list", "data": data}, headers=HEADERS)
 
 
 async def _get_model(call: Call) -> Response:
     name = call.params["model"]
-    rows = (await read_visible_agents(call, name)).get(name)
-    if not rows:
+    row = (await read_callable_agents(call, name)).get(name)
+    if row is None:
         raise UnknownModelError(f"The model {name!r:.200} does not exist", hint="GET models lists the agents.")
-    return JSONResponse(_describe_model(name, rows[0]), headers=HEADERS)
+    return JSONResponse(_describe_model(name, row), headers=HEADERS)
 
 
 def _describe_model(name: str, row: AgentRow) -> dict[str, Any]:

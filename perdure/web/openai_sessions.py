@@ -23,9 +23,10 @@ from ..errors import (
 from ..types.events import ApprovalRequested, Event, MessageInjected, QuestionAsked
 from ..types.messages import MessageInput, TextPart, ToolCallPart
 from ..types.plain_json import parse_json
+from .admission import FieldForbiddenError, admit_start
 from .auth import Resource
 from .key_lease import KeyLease
-from .lists import read_visible_agents
+from .lists import read_callable_agents
 from .openai_requests import (
     SESSION_HEADER,
     Answer,
@@ -76,10 +77,10 @@ class Acted:
 
 async def find_agent(call: Call, name: str) -> Mapping[str, Any]:
     """Return the definition of an agent that the caller may see. Raises ``UnknownModelError``."""
-    rows = (await read_visible_agents(call, name)).get(name)
-    if not rows:
+    row = (await read_callable_agents(call, name)).get(name)
+    if row is None:
         raise UnknownModelError(f"The model {name!r:.200} does not exist", hint="GET models lists the agents.")
-    return cast(Mapping[str, Any], json.loads(rows[0].body))
+    return cast(Mapping[str, Any], json.loads(row.body))
 
 
 async def load_arguments(client: Client, run_id: str) -> dict[str, dict[str, Any]]:
@@ -152,6 +153,8 @@ async def act(call: Call, request: Request) -> Acted:
     if not request.answers:
         return await _send(scoped, request, session, definition)
     resource = await open_session(scoped, session, "read", "openai")
+    if request.content is not None:  # before anything is decided
+        await _admit(scoped, request, resource)
     turn, after = await _answer(scoped, request.answers, session)
     acted = Acted(turn, resource, after, after, True, definition)
     if request.content is not None:
@@ -298,9 +301,8 @@ async def _deliver(
     call: Call, request: Request, resource: Resource, session: str, definition: Mapping[str, Any]
 ) -> Turn[Any]:
     """Send the user's message: to a session that exists, or that it opens."""
-    options: dict[str, Any] = {"tenant": resource.tenant, "user": resource.user, "client_tools": request.tools}
-    if request.settings:
-        options["override"] = {"settings": request.settings}
+    options = await _admit(call, request, resource)
+    options["client_tools"] = request.tools
     if request.history:
         options["history"] = request.history
     idle = IDLE_SECONDS if session.startswith(_OWN_PREFIX) else None
@@ -308,8 +310,18 @@ async def _deliver(
     async with bound_delivery():
         return await call.client.send(
             call.params["agent"], message, id=session, message_id=call.derive_id("message"),
-            task_id=call.derive_id("turn"), idle_timeout=idle, by=call.by, **options,
+            task_id=call.derive_id("turn"), idle_timeout=idle, **options,
         )  # fmt: skip
+
+
+async def _admit(call: Call, request: Request, resource: Resource) -> dict[str, Any]:
+    """Return the options that the caller may give. Raises ``ParameterError`` for a setting that it may not."""
+    override = {"settings": request.settings} if request.settings else None
+    try:
+        return await admit_start(call, resource, override=override)
+    except FieldForbiddenError as error:
+        param = error.field.removeprefix("settings.")
+        raise ParameterError(error.message, param, code="unsupported_parameter", hint=error.hint) from None
 
 
 async def _build_message(call: Call, request: Request, session: str, definition: Mapping[str, Any]) -> MessageInput:

@@ -39,7 +39,7 @@ from ..ports.surfaces import IDEMPOTENCY_ANSWER_BYTES
 from ..types.interface import LABELS, WORKFLOW_TYPE
 from ..types.messages import RUN_ID_CHARS, BlobRef
 from ..types.validation_errors import describe_validation_error
-from .auth import Authenticator, Authorizer, Caller, Resource, Verb
+from .auth import AgentTerms, Authenticator, Authorizer, Caller, ContextFunction, Resource, Verb
 from .key_lease import KeyLease
 from .limits import ConnectionLimiter, HeldBytes, RateLimiter, WebLimits, get_caller_key, parse_json_body
 from .origins import get_client_address
@@ -94,6 +94,9 @@ class Web:
     limits: WebLimits
     held: HeldBytes = field(default_factory=HeldBytes)
     transcripts: TranscriptPages = field(default_factory=TranscriptPages)
+    context: ContextFunction | None = None
+    """Builds the context of the runs that a caller starts."""
+    terms: AgentTerms = field(default_factory=AgentTerms)
 
     async def authenticate(self, request: Request) -> Caller:
         """Return the caller, and count the request. Raises ``UnauthorizedError``, ``WebError`` for too many."""

@@ -16,6 +16,7 @@ from ..client.schedules import MAX_SCHEDULE_ID_BYTES, Overlap, Schedule, Schedul
 from ..errors import InvalidInputError, ScheduleExistsError, ScheduleNotFoundError
 from ..types.interface import Mode, Override
 from ..types.messages import NAME_CHARS
+from .admission import admit_start
 from .auth import Resource
 from .operations import Call, Input, Operation, build_schedule_resource
 from .problems import ForbiddenError
@@ -241,6 +242,16 @@ async def _put_schedule(
         error = ForbiddenError(f"{call.by!r:.200} may not schedule agent {body.agent!r} for {which}")
         await call.record_refusal("schedule", id, error)
         raise error
+    new = Resource("session", id, body.agent, labels["tenant"], labels["user"] or call.caller.name)
+    admitted = await admit_start(
+        call,
+        new,
+        mode=body.mode,
+        context=body.context,
+        auth_ref=body.auth_ref,
+        override=body.override,
+        idle_timeout=body.idle_timeout,
+    )
     message = await read_content(call, body.content, body.input)
     return await call.client.schedule(
         body.agent,
@@ -253,14 +264,7 @@ async def _put_schedule(
         paused=paused,
         note=body.note,
         if_exists=if_exists,
-        mode=body.mode,
-        context=body.context,
-        auth_ref=body.auth_ref,
-        override=body.override,
-        idle_timeout=body.idle_timeout,
-        by=call.by,
-        tenant=labels["tenant"],
-        user=labels["user"],
+        **{**admitted, **labels},
     )
 
 

@@ -19,6 +19,7 @@ from ..types.client_tools import MAX_CLIENT_TOOLS, ClientTool
 from ..types.events import Event
 from ..types.interface import Mode, Override, Status, TurnStatus
 from ..types.messages import CALL_ID_CHARS, NAME_CHARS, RUN_ID_CHARS, BlobRef, File, FilePart, MessageInput
+from .admission import admit_message, admit_start
 from .auth import Resource, Verb
 from .files import check_uploads
 from .operations import Call, Input, Operation, check_new_session_id
@@ -127,6 +128,7 @@ class NewSession(Input):
     tenant: str | None = Field(default=None, min_length=1, max_length=NAME_CHARS)
     """By default that of the caller, if it is of one tenant."""
     user: str | None = Field(default=None, min_length=1, max_length=NAME_CHARS)
+    """By default the caller's name."""
 
 
 class Session(Status):
@@ -283,24 +285,27 @@ async def create_session(call: Call) -> Response | BaseModel:
     if tenant is None and call.caller.tenants is not None and len(call.caller.tenants) == 1:
         tenant = call.caller.tenants[0]
     session_id = body.id or f"{body.agent[:100]}-{call.derive_id('session')[:16]}"
-    new = Resource("session", session_id, body.agent, tenant, body.user)
+    new = Resource("session", session_id, body.agent, tenant, body.user or call.caller.name)
     check_new_session_id(session_id)
     await _authorize_start(call, new)
-    run = await call.client.start(
-        body.agent,
-        await read_content(call, body.content, body.input),
-        id=session_id,
-        if_exists="error" if call.key is None else "attach",
+    admitted = await admit_start(
+        call,
+        new,
         mode=body.mode,
         context=body.context,
         auth_context=body.auth_context,
         auth_ref=body.auth_ref,
         override=body.override,
-        client_tools=body.client_tools,
         idle_timeout=body.idle_timeout,
-        tenant=tenant,
-        user=body.user,
-        by=call.by,
+        user=body.user if body.user != call.caller.name else None,
+    )
+    run = await call.client.start(
+        body.agent,
+        await read_content(call, body.content, body.input),
+        id=session_id,
+        if_exists="error" if call.key is None else "attach",
+        client_tools=body.client_tools,
+        **admitted,
     )
     call.resource = await call.web.find_session(run.id)
     await call.authorize("read", "read")  # an existing session may be another's, where the start had no tenant
@@ -351,7 +356,8 @@ async def post_event(call: Call) -> Accepted:
             return await _send_message(call, event)
         case Interrupt():
             message_id = event.message_id or call.derive_id("message")
-            await run.interrupt(await read_content(call, event.content, None), id=message_id, by=by)
+            admitted = {"by": by} if event.content is None else await admit_message(call, get_resource(call))
+            await run.interrupt(await read_content(call, event.content, None), id=message_id, **admitted)
         case Approval(decision="approve"):
             if event.hash is None:
                 raise InvalidInputError(
@@ -392,18 +398,27 @@ async def post_event(call: Call) -> Accepted:
     return Accepted(type=event.type)
 
 
+def get_resource(call: Call) -> Resource:
+    """Return the session of the path."""
+    return call.resource or Resource("session", call.params["id"])
+
+
 async def _send_message(call: Call, event: NewMessage) -> Accepted:
     message_id = event.message_id or call.derive_id("message")
+    admitted = await admit_message(
+        call,
+        get_resource(call),
+        override=event.override,
+        client_tools=event.client_tools,
+        auth_context=event.auth_context,
+        auth_ref=event.auth_ref,
+    )
     async with bound_delivery():
         turn = await call.run.send(
             await read_content(call, event.content, event.input),
             message_id=message_id,
             task_id=event.task_id or call.derive_id("turn"),
-            override=event.override,
-            client_tools=event.client_tools,
-            auth_context=event.auth_context,
-            auth_ref=event.auth_ref,
-            by=call.by,
+            **admitted,
         )
     return Accepted(type=event.type, task_id=turn.task_id, message_id=message_id)
 

@@ -348,7 +348,8 @@ async def open_session(call: Call, id: str, verb: Verb, action: str) -> Resource
         if verb != "send":
             raise
         check_new_session_id(id)
-        found = Resource("session", id, agent, tenants[0] if tenants is not None and len(tenants) == 1 else None)
+        tenant = tenants[0] if tenants is not None and len(tenants) == 1 else None
+        found = Resource("session", id, agent, tenant, call.caller.name)
     await call.authorize(verb, action, found)
     if found.agent != agent:
         raise build_unknown_session_error(id)

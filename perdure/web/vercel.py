@@ -36,6 +36,7 @@ from ..types.events import (
     TurnEvent,
 )
 from ..types.messages import File
+from .admission import admit_start
 from .operations import Call, Web, validate
 from .problems import WebError
 from .sessions import bound_delivery
@@ -442,8 +443,8 @@ async def _send(call: Call, chat: _Chat, message: _Message) -> tuple[Turn[Any], 
     is_known = latest > 0 and await is_known_turn(known, task_id)
     async with bound_delivery():
         turn = await call.client.send(
-            call.params["agent"], _read_content(message), id=chat.id, message_id=task_id, task_id=task_id, by=call.by,
-            tenant=resource.tenant, user=resource.user,
+            call.params["agent"], _read_content(message), id=chat.id, message_id=task_id, task_id=task_id,
+            **await admit_start(call, resource),
         )  # fmt: skip
     if turn.task_id == task_id and not is_known:
         return turn, latest

@@ -183,6 +183,7 @@ class BackgroundChildren:
         if row is None:
             return
         message: dict[str, Any] = {"content": request.message, "id": f"{state.scope}/{pending.op}", "by": state.agent}
+        message["on_behalf_of"] = state.caller or ""
         if request.blob is not None:
             message |= {"content": request.blob.model_dump(mode="json"), "store_id": state.store_id}
         error = await self._signal_child(row, "inject_user_message", message)

@@ -20,8 +20,8 @@ from ..loop.external_calls import get_final_arguments
 from ..loop.finish import compute_turn_usage
 from ..loop.lifecycle import fail_run
 from ..loop.limits import count_calls_left, has_inherited_cost_limit
-from ..loop.messages import take_message_auth
-from ..loop.turns import get_effective_overrides
+from ..loop.messages import take_message_sender
+from ..loop.turns import get_caller_overrides, get_effective_overrides
 from ..loop.waits import ReminderBatch, find_next_deadline, find_next_expiry, list_calls_to_remind, take_due_reminders
 from ..types.approvals import RevokedApproval
 from ..types.schema_version import check_schema_version
@@ -59,8 +59,8 @@ def _build_model_input(
         mode=state.mode if state.mode != "run" else None,
         resume=state.resume or None,
         reopened=state.reopened,
-        tenant=state.tenant,
-        user=state.user,
+        caller_overrides=get_caller_overrides(state),
+        is_external=state.turn is not None and state.turn.is_external,
         **fields,
     )
     return task.model_dump(mode="json", exclude_none=True)
@@ -81,7 +81,7 @@ async def call_model(state: RunState, step: CallModel, tasks: StepTasks) -> None
 
 
 def _build_model_call_input(state: RunState, step: CallModel) -> dict[str, Any]:
-    new = take_message_auth(state, step.new)  # first: it may change the auth context, which the input has
+    new = take_message_sender(state, step.new)  # first: it may change who is acted for, which the input has
     usage, cost_usd = compute_turn_usage(state)
     return _build_model_input(
         state,
@@ -261,7 +261,7 @@ async def record_ending(state: RunState, step: RecordClosing, tasks: StepTasks) 
 
 
 def _build_close_input(state: RunState, step: RecordClosing) -> dict[str, Any]:
-    new = take_message_auth(state, step.new)  # first: it may change the auth context, which the input has
+    new = take_message_sender(state, step.new)  # first: it may change who is acted for, which the input has
     return _build_model_input(state, state.op, "close", new=new, closing=step.closing, revoked=tuple(state.revoked))
 
 

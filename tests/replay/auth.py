@@ -8,10 +8,12 @@ from collections.abc import Mapping
 from typing import Any
 from unittest.mock import patch
 
-from perdure import Run
+from perdure import Agent, Limits, Run
+from perdure.client.audit import audit_caller
 from perdure.encryption import KEYS_VARIABLE
-from perdure.testing import call
+from perdure.testing import ScriptedProvider, call
 from perdure.tools.context import RunFacts
+from perdure.types.interface import CallerOverride
 from tests.replay.scenarios import scenario
 from tests.replay.sessions import closed, said, talker
 from tests.support.engine import Engine
@@ -34,4 +36,26 @@ async def acting_for_somebody(engine: Engine) -> Run:
             turn = await run.send("2", auth_context={"user": "ben"})
             await turn.result()
             await said(client, run.id, "3", auth_ref="cleo")
+            return await closed(run)
+
+
+@scenario
+async def for_callers(engine: Engine) -> Run:
+    """Of a service: what they ask for, two senders, a subagent that works for the second, and a new execution."""
+    with patch.dict(os.environ, KEYS):
+        helper = Agent("helper", ScriptedProvider(lambda _: "Helped."), description="Helps.")
+        replies: Any = ["One.", [call("call_helper", task="Help.")], "Two.", "Three."]
+        limits = Limits(tokens=10_000)
+        agent = Agent(
+            "recorded", ScriptedProvider(replies), subagents=[helper], caller_overrides=["limits"], limits=limits
+        )
+        async with engine.served(agent) as client:
+            options: Any = {"mode": "session", "tenant": "acme", "user": "ana", "max_history_events": 30}
+            run = await client.start("recorded", "1", by="ana", **options)
+            await run.turn().result()
+            asked = CallerOverride.model_validate({"limits": {"tokens": 5_000, "turn": {"tokens": 1_000}}})
+            await (await run.send("2", by="ben", override=asked)).result()
+            with audit_caller("token:1", "127.0.0.1"):
+                turn = await run.send("3", by="cleo")
+            await turn.result()
             return await closed(run)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
+from concurrent.futures import Future
 
 import pytest
 
 from perdure.errors import MemoryChangedError, StoreError
 from perdure.ports import Commit, MemoryWrite, Outcome, Store, TurnRow
 from perdure.testing.store import MemoryStore
+from perdure.tools import Memory
 from tests.contract.store.conftest import Database
 
 
@@ -187,3 +189,47 @@ async def test_of_two_who_change_what_both_have_read_one_is_told(database: Datab
         *(stores[n % 2].commit(Commit(memory=[write])) for n, write in enumerate(writes)), return_exceptions=True
     )
     assert sorted(isinstance(one, MemoryChangedError) for one in made) == [False] + [True] * 5
+
+
+# ---
+# Areas: a tenant's memory, that of the runs without a tenant, and that of all, in one table.
+
+
+class Reader:
+    """Reads for a :class:`Memory`, in the loop of the test."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def recall(self, namespace: str, key: str) -> Future[bytes | None]:
+        return asyncio.run_coroutine_threadsafe(self._store.recall(namespace, key), asyncio.get_running_loop())
+
+    def recall_all(self, namespace: str, prefix: str, limit: int) -> Future[dict[str, bytes]]:
+        reading = self._store.recall_all(namespace, prefix, limit=limit)
+        return asyncio.run_coroutine_threadsafe(reading, asyncio.get_running_loop())
+
+
+LONG = "\N{SNOWMAN}" * 133
+"""The longest namespace, in characters of three bytes."""
+
+
+async def test_a_tenant_s_memory_is_reached_by_no_other(store: Store):
+    tenants = [None, "a", "a:n", "a%3An", "n", "none", "shared", "tenant", "tenant:a", ":", "%", "\U0001f600" * 200]
+    spaces = ["n", "n:n", ":n", "a:n", "tenant:a:n", "none:n", "shared:n", "artifacts:run", LONG]
+    kept: dict[tuple[str | None, str], str] = {}
+    for tenant, space in itertools.product(tenants, spaces):
+        writes: list[MemoryWrite] = []
+        memory = Memory(Reader(store), writes, tenant=tenant)
+        assert await memory.list(space) == {}, (tenant, space)
+        await memory.put(space, "k", f"{tenant}/{space}")
+        if tenant is None:
+            await memory.shared.put(space, "k", "of all")
+        await store.commit(Commit(memory=writes))
+        kept[tenant, space] = f"{tenant}/{space}"
+    engine = ["artifacts:run", "paid:run"]
+    await store.commit(Commit(memory=[put("k", b'"engine"', space) for space in engine]))
+    for (tenant, space), value in kept.items():
+        memory = Memory(Reader(store), tenant=tenant)
+        assert await memory.list(space) == {"k": value}
+        assert await memory.shared.get(space, "k") == "of all"
+    assert [await store.recall(space, "k") for space in engine] == [b'"engine"'] * 2

@@ -42,7 +42,7 @@ def author() -> Iterator[AuthorLoop]:
 async def store() -> MemoryStore:
     store = MemoryStore()
     await store.open()
-    await store.commit(Commit(memory=[MemoryWrite("n", "kept", b"1")]))
+    await store.commit(Commit(memory=[MemoryWrite("none:n", "kept", b"1")]))
     return store
 
 
@@ -93,8 +93,8 @@ async def test_tools_of_both_kinds_read_the_store_and_hand_over_what_they_write(
     host = Host(Agent("a", ScriptedProvider([]), tools=[note, note_plainly]), author, store)
     output, writes = await host.tool(name, text="x")
     assert output.content == '[1,null,{"kept":1,"noted":"x"}]'
-    assert writes == [MemoryWrite("n", "noted", b'"x"'), MemoryWrite("n", "never", None)]
-    assert await store.recall("n", "noted") is None  # the journal's to keep
+    assert writes == [MemoryWrite("none:n", "noted", b'"x"'), MemoryWrite("none:n", "never", None)]
+    assert await store.recall("none:n", "noted") is None  # the journal's to keep
 
 
 async def test_instructions_read_and_write_too(author: AuthorLoop, store: MemoryStore) -> None:
@@ -106,7 +106,7 @@ async def test_instructions_read_and_write_too(author: AuthorLoop, store: Memory
     host = Host(Agent("a", provider, instructions=greet), author, store, resources="pool")
     reply, writes = await host.model()
     assert provider.requests[0].system == reply.system == "1 of pool"
-    assert writes == [MemoryWrite("n", "seen", b"true")]
+    assert writes == [MemoryWrite("none:n", "seen", b"true")]
 
 
 async def test_a_write_behind_the_end_of_a_tool_is_refused(author: AuthorLoop, store: MemoryStore) -> None:
@@ -139,7 +139,7 @@ async def test_a_store_that_is_away_is_waited_for(author: AuthorLoop, store: Mem
     running = asyncio.ensure_future(host.tool("note", text="x"))
     await eventually(lambda: host.waits)
     assert host.waits[0] == "StoreMismatchError: another store"
-    memory = MemoryFactory(store)([])
+    memory = MemoryFactory(store)([], None)
     assert not memory.waits
     reading = asyncio.ensure_future(memory.get("n", "kept"))
     await eventually(lambda: memory.waits)

@@ -84,7 +84,7 @@ async def test_a_changed_value_is_not_the_kept_one() -> None:
 
 
 async def test_reads_see_the_calls_own_writes_over_what_is_kept() -> None:
-    shelf = Shelf({("n", key): b'"kept"' for key in "abc"} | {("m", "a"): b"0"})
+    shelf = Shelf({("none:n", key): b'"kept"' for key in "abc"} | {("none:m", "a"): b"0"})
     writes: list[MemoryWrite] = []
     memory = Memory(shelf, writes)
     assert await memory.get("n", "a") == "kept"
@@ -107,7 +107,7 @@ async def test_a_key_that_is_written_often_is_kept_once() -> None:
         await memory.put("n", "k", n)
         await memory.put("n", "other", n)
     await memory.delete("n", "other")
-    assert writes == [MemoryWrite("n", "k", b"4"), MemoryWrite("n", "other", None)]
+    assert writes == [MemoryWrite("none:n", "k", b"4"), MemoryWrite("none:n", "other", None)]
 
 
 def test_writes_of_many_threads_are_all_there() -> None:
@@ -130,7 +130,7 @@ def test_writes_of_many_threads_are_all_there() -> None:
 
 
 async def test_blocking_in_an_async_function_is_refused_with_the_way_out() -> None:
-    shelf = Shelf({("n", "a"): b"1"})
+    shelf = Shelf({("none:n", "a"): b"1"})
     memory = Memory(shelf).blocking
     with pytest.raises(RuntimeError, match=r"await ctx\.memory\.get"):
         memory.get("n", "a")
@@ -147,9 +147,9 @@ async def test_a_write_after_the_end_of_the_call_is_said_to_be_lost() -> None:
     await memory.put("n", "k", 1)
     memory.close()
     for late in (memory.put("n", "k", 2), memory.delete("n", "k")):
-        with pytest.raises(RuntimeError, match=r"'n', key 'k': the tool call has ended"):
+        with pytest.raises(RuntimeError, match=r"'none:n', key 'k': the tool call has ended"):
             await late
-    assert writes == [MemoryWrite("n", "k", b"1")]
+    assert writes == [MemoryWrite("none:n", "k", b"1")]
     assert await memory.get("n", "k") == 1
 
 
