@@ -106,6 +106,8 @@ async def start_fork(
         "history": await _write_fork_head(store, point),
         "store_id": store.store_id,
     }
+    if any(start.get(name) is not None for name in ("override", "context", "history")):
+        start["by"] = by
     parse_start(start)
     fork_id = id or f"{start['agent']}-{uuid.uuid4().hex[:12]}"
     start |= seal_auth(client.temporal, fork_id, *auth)

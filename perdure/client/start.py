@@ -132,6 +132,8 @@ async def build_start_input(
         "tenant": tenant,
         "user": user,
     }
+    if any(start[name] is not None for name in ("override", "context", "history")):
+        start["by"] = by
     plain = parse_start(start).model_dump(mode="json", exclude_defaults=True)
     # The type of a part is a default, and must be included.
     return plain | ({"message": start["message"]} if user_message else {})
