@@ -92,7 +92,7 @@ async def start_fork(
     (start, task_queue), head = await asyncio.gather(_read_fork_start(run, store), run.read_head(store))
     if head is None and at != 0:
         raise InvalidInputError(f"run {run.id!r} has no reply yet", hint="Fork it after its first reply; or at=0.")
-    point = await find_fork_point(store, head, at, results)
+    point = await find_fork_point(store, head, at, results, given_by=clean_text(by or ""))
     if message is not None:
         user_message = await build_user_message(client, message, id=uuid.uuid4().hex, by=by)
         start["message"] = user_message.model_dump(mode="json", exclude_none=True)

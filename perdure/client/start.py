@@ -6,7 +6,7 @@ import hashlib
 import json
 import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Required, get_args
 
 from pydantic import BaseModel
@@ -21,7 +21,16 @@ from ..loop.transcript import list_open_calls
 from ..store import Chain
 from ..types.client_tools import ClientTool, build_client_tools_error, parse_client_tools
 from ..types.interface import FIRST_MESSAGE_MEMO, LABELS, Mode, Override, Response
-from ..types.messages import Dataclass, File, Message, MessageInput, clean_text, find_file_flaw, iter_file_parts
+from ..types.messages import (
+    Dataclass,
+    File,
+    Message,
+    MessageInput,
+    ToolResultPart,
+    clean_text,
+    find_file_flaw,
+    iter_file_parts,
+)
 from .handles import ClientHandle
 from .message_content import build_user_message, hold_blobs
 from .run import Run
@@ -108,7 +117,7 @@ async def build_start_input(
 
     Raises ``InvalidInputError``, ``DefinitionError``, ``TranscriptUnavailableError``.
     """
-    user_message = None
+    user_message, by = None, by or client.actor
     if message is not None:
         tools = check_client_tools(agent, client_tools)
         user_message = await build_user_message(client, check_message_input(agent, message), by=by, client_tools=tools)
@@ -117,7 +126,7 @@ async def build_start_input(
         raise InvalidInputError("client_tools: they are for the turn of a message, and there is none", hint=hint)
     if mode not in get_args(Mode):
         raise InvalidInputError(f"the mode of a run is one of {', '.join(get_args(Mode))}, not {mode!r:.100}")
-    head, store_id = await _resolve_history(client, history)
+    head, store_id = await _resolve_history(client, history, by)
     start = {
         "agent": get_agent_name(agent),
         "message": user_message.model_dump(mode="json", exclude_none=True) if user_message else None,
@@ -262,7 +271,9 @@ def encode_override(
     return override.model_dump(mode="json", exclude_unset=True) if isinstance(override, Override) else dict(override)
 
 
-async def _resolve_history(client: ClientHandle, history: History | None) -> tuple[str | None, str | None]:
+async def _resolve_history(
+    client: ClientHandle, history: History | None, by: str | None
+) -> tuple[str | None, str | None]:
     """Return the head to continue from, and the id of the store that has it."""
     if history is None:
         return None, None
@@ -280,13 +291,13 @@ async def _resolve_history(client: ClientHandle, history: History | None) -> tup
         if status.head is None:
             raise RunNotFoundError(f"run {history.id!r} has no transcript yet", hint="Wait for its first reply.")
         return status.head, status.store_id
-    return await _write_history(client, history)
+    return await _write_history(client, history, by)
 
 
 async def _write_history(
-    client: ClientHandle, history: Sequence[Message] | Sequence[Mapping[str, Any]]
+    client: ClientHandle, history: Sequence[Message] | Sequence[Mapping[str, Any]], by: str | None
 ) -> tuple[str | None, str | None]:
-    messages = _parse_history_messages(history)
+    messages = mark_given_results(_parse_history_messages(history), by)
     if open_calls := list_open_calls(messages):
         raise InvalidInputError(
             f"history: tool call {open_calls[0].id!r} of {open_calls[0].name} has no result, which no provider accepts",
@@ -311,6 +322,24 @@ async def _write_history(
     node, blobs = chain.extend(None, messages)
     await store.commit(ports.Commit(nodes=[node], blobs=blobs))
     return node.hash, store.store_id
+
+
+def mark_given_results(messages: Iterable[Message], by: str | None) -> list[Message]:
+    """Return ``messages``, which come from outside, with ``by`` as the giver of each tool result, whatever they say."""
+    given_by = clean_text(by or "")
+    return [
+        message.model_copy(
+            update={
+                "parts": tuple(
+                    part.model_copy(update={"given_by": given_by}) if isinstance(part, ToolResultPart) else part
+                    for part in message.parts
+                )
+            }
+        )
+        if message.tool_results
+        else message
+        for message in messages
+    ]
 
 
 def _parse_history_messages(history: Sequence[Message] | Sequence[Mapping[str, Any]]) -> list[Message]:
