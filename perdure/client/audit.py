@@ -54,6 +54,11 @@ def audit_caller(auth: str, origin: str) -> Generator[None]:
         _current_caller.reset(reset)
 
 
+def acts_for_caller() -> bool:
+    """Whether this is the request of a caller for whom a service acts: what it sends is not the service's own."""
+    return _current_caller.get() is not None
+
+
 class SteeringAudit:
     """The audit row of one request. It is written once, by :meth:`record` or with the refusal."""
 

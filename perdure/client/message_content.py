@@ -18,6 +18,7 @@ from ..types.client_tools import (
     measure_client_tools,
     parse_client_tools,
 )
+from ..types.engine_texts import EngineText, escape_engine_tags
 from ..types.interface import Override, UserMessage
 from ..types.messages import (
     BlobRef,
@@ -33,6 +34,7 @@ from ..types.messages import (
 )
 from ..types.plain_json import to_plain_json
 from ..types.validation_errors import describe_validation_error
+from .audit import acts_for_caller
 from .handles import ClientHandle
 
 MAX_INLINE_BYTES = 128 * 1024
@@ -70,6 +72,8 @@ async def build_user_message(
     message = message.model_copy(update={"client_tools": tools, "store_id": tools_store_id})
     if content is None:
         return message
+    if acts_for_caller():
+        content = escape_content(content)
     typed = False
     if isinstance(content, Mapping | BaseModel | Dataclass):
         try:
@@ -81,6 +85,15 @@ async def build_user_message(
             return message.model_copy(update={"input": plain})
     uploaded, store_id = await upload_content(client, content)
     return message.model_copy(update={"content": uploaded, "store_id": store_id or tools_store_id, "typed": typed})
+
+
+def escape_content(content: MessageInput) -> MessageInput:
+    """Return ``content`` with the engine's tags escaped in its texts, but for those of the engine itself."""
+    if isinstance(content, str):
+        return content if isinstance(content, EngineText) else escape_engine_tags(content)
+    if isinstance(content, Mapping | BaseModel | Dataclass):
+        return content  # written as JSON, of a known form
+    return [escape_engine_tags(p) if isinstance(p, str) and not isinstance(p, EngineText) else p for p in content]
 
 
 async def upload_client_tools(

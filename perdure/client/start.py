@@ -20,17 +20,21 @@ from ..loop.requests import parse_start
 from ..loop.transcript import list_open_calls
 from ..store import Chain
 from ..types.client_tools import ClientTool, build_client_tools_error, parse_client_tools
+from ..types.engine_texts import escape_engine_tags
 from ..types.interface import FIRST_MESSAGE_MEMO, LABELS, Mode, Override, Response
 from ..types.messages import (
     Dataclass,
     File,
     Message,
     MessageInput,
+    Part,
+    TextPart,
     ToolResultPart,
     clean_text,
     find_file_flaw,
     iter_file_parts,
 )
+from .audit import acts_for_caller
 from .handles import ClientHandle
 from .message_content import build_user_message, hold_blobs
 from .run import Run
@@ -297,7 +301,7 @@ async def _resolve_history(
 async def _write_history(
     client: ClientHandle, history: Sequence[Message] | Sequence[Mapping[str, Any]], by: str | None
 ) -> tuple[str | None, str | None]:
-    messages = mark_given_results(_parse_history_messages(history), by)
+    messages = mark_imported_messages(_parse_history_messages(history), by)
     if open_calls := list_open_calls(messages):
         raise InvalidInputError(
             f"history: tool call {open_calls[0].id!r} of {open_calls[0].name} has no result, which no provider accepts",
@@ -324,19 +328,21 @@ async def _write_history(
     return node.hash, store.store_id
 
 
-def mark_given_results(messages: Iterable[Message], by: str | None) -> list[Message]:
-    """Return ``messages``, which come from outside, with ``by`` as the giver of each tool result, whatever they say."""
-    given_by = clean_text(by or "")
+def mark_imported_messages(messages: Iterable[Message], by: str | None) -> list[Message]:
+    """Return ``messages``, which come from outside, with ``by`` as the giver of each tool result, whatever they say;
+    those of a service's caller with the engine's tags escaped in the texts of users."""
+    given_by, escapes = clean_text(by or ""), acts_for_caller()
+
+    def mark(message: Message, part: Part) -> Part:
+        if isinstance(part, ToolResultPart):
+            return part.model_copy(update={"given_by": given_by})
+        if escapes and isinstance(part, TextPart) and message.role == "user":
+            return part.model_copy(update={"text": escape_engine_tags(part.text)})
+        return part
+
     return [
-        message.model_copy(
-            update={
-                "parts": tuple(
-                    part.model_copy(update={"given_by": given_by}) if isinstance(part, ToolResultPart) else part
-                    for part in message.parts
-                )
-            }
-        )
-        if message.tool_results
+        message.model_copy(update={"parts": tuple([mark(message, part) for part in message.parts])})
+        if message.tool_results or (escapes and message.role == "user")
         else message
         for message in messages
     ]

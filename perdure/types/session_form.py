@@ -9,9 +9,9 @@ consecutive tool_results; every system and user entry is a message of its own.
 
 Further keys are present only if they have a value: ``file`` (in place of the content), ``files``, ``is_error`` and
 ``given_by`` of a result, ``name`` of a result without its call, ``malformed``, ``blob``, ``provider`` and ``opaque``;
-``data`` of thinking that only its provider understands. The first entry of a message may have ``message``, with its ``id``, ``by``,
-``model``, ``finish_reason``, ``usage``, ``cost_usd``; ``role``, if it differs from that of the entry; ``parts``, the
-number of its entries, if it differs from the rule above.
+``data`` of thinking that only its provider understands. The first entry of a message may have ``message``, with its
+``id``, ``by``, ``model``, ``finish_reason``, ``usage``, ``cost_usd``; ``role``, if it differs from that of the entry;
+``parts``, the number of its entries, if it differs from the rule above.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ import pytest
 
 from perdure import Agent, Client, tool
 from perdure.cli.output import format_conversation
-from perdure.client.start import mark_given_results
+from perdure.client.start import mark_imported_messages
 from perdure.errors import InvalidInputError
 from perdure.testing import ScriptedProvider, call
 from perdure.types.messages import Message, ToolCallPart, ToolResultPart
@@ -165,7 +165,7 @@ async def test_an_imported_history_cannot_say_itself_who_gave_its_results(engine
             run = await client.start("desk", "Go.", history=history, by="sam")
             [result] = [part for message in (await run.result()).messages for part in message.tool_results]
             assert result.given_by == "sam"
-        unnamed = mark_given_results(messages, None)
+        unnamed = mark_imported_messages(messages, None)
         assert unnamed[-1].tool_results[0].given_by == ""
 
 
