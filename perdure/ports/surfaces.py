@@ -5,6 +5,8 @@ A run needs none of them. Waits and outbox rows are written in the transaction o
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timedelta
@@ -272,6 +274,19 @@ class AuditRow:
     refused: str | None = None
     """The error that it was refused with, by class and message. None: it was accepted, or the process ended before it
     knew."""
+    count: int = 1
+    """How many refused requests it stands for; ``at``, ``call_id``, ``detail`` and ``origin`` are those of the first,
+    ``refused`` is that of the last."""
+    last_at: str | None = None
+    """When the last of them was refused."""
+
+
+def build_refusal_row(row: AuditRow) -> AuditRow:
+    """Return the row that the refused request ``row`` is counted in: one for each day (UTC), caller, verb and subject.
+    A caller that is refused again and again adds no rows."""
+    shared = json.dumps([row.at[:10], row.by, row.auth, row.subject, row.verb])
+    digest = hashlib.sha256(shared.encode()).hexdigest()[:32]
+    return replace(row, id=f"refused-{digest}", last_at=row.at)
 
 
 def cut_audit_row(row: AuditRow) -> AuditRow:
@@ -280,7 +295,7 @@ def cut_audit_row(row: AuditRow) -> AuditRow:
     texts = {
         name: clean_text(text)[: limits.get(name, AUDIT_TEXT_CHARS)]
         for name, text in asdict(row).items()
-        if text is not None
+        if isinstance(text, str)
     }
     return replace(row, **texts)
 
@@ -289,7 +304,10 @@ class Audit(Protocol):
     """The audit trail. All methods raise ``StoreError`` when the store fails."""
 
     async def record_audit(self, row: AuditRow) -> None:
-        """Record the request; again with ``refused``, how it ended."""
+        """Record a request that is about to be sent; nothing if it is recorded."""
+
+    async def record_refused_audit(self, row: AuditRow) -> None:
+        """Count the request in the row of its caller's refusals (:func:`build_refusal_row`), and delete its own."""
 
     async def list_audit(
         self,

@@ -20,6 +20,7 @@ from ..ports.surfaces import (
     WaitRow,
     add_seconds,
     build_idempotency_claim,
+    build_refusal_row,
     check_idempotency_answer,
     check_idempotency_key,
     cut_audit_row,
@@ -64,7 +65,12 @@ TAKE_OUTBOX = f"""
     RETURNING {OUTBOX_COLUMNS}"""  # noqa: S608  # a constant
 DELETE_OUTBOX = """
     DELETE FROM outbox WHERE stream = :stream AND seq = :seq AND target = :target AND owner = :owner RETURNING seq"""
-INSERT_AUDIT = build_insert("audit", "(id) DO UPDATE SET refused = excluded.refused")
+INSERT_AUDIT = build_insert("audit")
+COUNT_REFUSED = build_insert(
+    "audit",
+    """(id) DO UPDATE SET refused = excluded.refused, count = audit.count + 1, last_at = excluded.last_at""",
+)
+DELETE_AUDIT = "DELETE FROM audit WHERE id = :id RETURNING id"
 SELECT_AUDIT = (
     f"SELECT {', '.join(TABLES['audit'])} FROM audit WHERE {{conditions}} ORDER BY at DESC, id DESC LIMIT :limit"  # noqa: S608  # constants
 )
@@ -216,6 +222,11 @@ class SurfaceTables(TokenTables, WebhookTables, UsageTables):
     async def record_audit(self, row: AuditRow) -> None:
         """See :class:`perdure.ports.surfaces.Audit`."""
         await self._change_rows(INSERT_AUDIT, **asdict(cut_audit_row(row)))
+
+    async def record_refused_audit(self, row: AuditRow) -> None:
+        """See :class:`perdure.ports.surfaces.Audit`."""
+        await self._change_rows(COUNT_REFUSED, **asdict(cut_audit_row(build_refusal_row(row))))
+        await self._change_rows(DELETE_AUDIT, id=row.id)
 
     async def list_audit(
         self,

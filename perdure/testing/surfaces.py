@@ -19,6 +19,7 @@ from ..ports.surfaces import (
     WriteOptions,
     add_seconds,
     build_idempotency_claim,
+    build_refusal_row,
     check_idempotency_answer,
     check_idempotency_key,
     cut_audit_row,
@@ -178,10 +179,19 @@ class MemorySurfaces(MemoryTokens, MemoryWebhooks, MemoryUsage):
         return len(own)
 
     async def record_audit(self, row: AuditRow) -> None:
-        """Record a request, or that it was refused."""
+        """Record a request."""
         self._raise_failure()
-        earlier = self.audit.get(row.id)
-        self.audit[row.id] = cut_audit_row(row if earlier is None else replace(earlier, refused=row.refused))
+        self.audit.setdefault(row.id, cut_audit_row(row))
+
+    async def record_refused_audit(self, row: AuditRow) -> None:
+        """Count a refused request in the row of its caller's refusals."""
+        self._raise_failure()
+        shared = cut_audit_row(build_refusal_row(row))
+        if (earlier := self.audit.get(shared.id)) is not None:
+            changes = {"refused": shared.refused, "count": earlier.count + 1, "last_at": shared.last_at}
+            shared = replace(earlier, **changes)
+        self.audit[shared.id] = shared
+        self.audit.pop(row.id, None)
 
     async def list_audit(
         self,

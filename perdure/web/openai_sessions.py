@@ -148,7 +148,7 @@ async def act(call: Call, request: Request) -> Acted:
     try:
         definition = await find_agent(call, agent)
     except UnknownModelError as error:
-        await call.record_refusal("openai", agent[:200], error)
+        await call.record_refusal("openai", "agent", error, agent[:200])
         raise
     _check_form(*request.form, definition)
     scoped = replace(call, params={"agent": agent})

@@ -231,9 +231,10 @@ class Call:
                 await self.record_refusal(action, resource.id or resource.kind, error)
             raise
 
-    async def record_refusal(self, action: str, subject: str, error: PerdureError) -> None:
-        """Record in the audit trail that the caller was refused ``action``."""
-        await SteeringAudit(self.client, action, subject, self.by, None).record_refusal(error)
+    async def record_refusal(self, action: str, subject: str, error: PerdureError, detail: str | None = None) -> None:
+        """Record in the audit trail that the caller was refused ``action``. ``subject`` is what exists, or a kind: each
+        name that a caller thinks up would be a row of its own; ``detail`` has it."""
+        await SteeringAudit(self.client, action, subject, self.by, detail).record_refusal(error)
 
     async def may(self, verb: Verb, resource: Resource) -> bool:
         """Whether the caller may, for the rows of a list."""

@@ -239,7 +239,7 @@ async def _put_schedule(
     if not all(allowed):
         which = f"tenant {labels['tenant']!r}" if labels["tenant"] is not None else "no tenant"
         error = ForbiddenError(f"{call.by!r:.200} may not schedule agent {body.agent!r} for {which}")
-        await call.record_refusal("schedule", id, error)
+        await call.record_refusal("schedule", "schedule", error, id)
         raise error
     message = await read_content(call, body.content, body.input)
     return await call.client.schedule(
