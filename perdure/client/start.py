@@ -36,7 +36,7 @@ from ..types.messages import (
 )
 from .audit import acts_for_caller
 from .handles import ClientHandle
-from .message_content import build_user_message, hold_blobs
+from .message_content import build_user_message, check_file_urls, hold_blobs
 from .run import Run
 
 if TYPE_CHECKING:
@@ -309,6 +309,8 @@ async def _write_history(
         )
     if not messages:
         return None, None
+    if acts_for_caller():
+        check_file_urls(part.url for part in iter_file_parts(messages))
     for part in iter_file_parts(messages):
         if flaw := find_file_flaw(part):
             raise InvalidInputError(f"history: {flaw}")

@@ -362,6 +362,9 @@ class Idempotency(Protocol):
         ``new``. After ``keep_seconds`` the key is free. Raises ``InvalidInputError`` for a key that cannot be stored.
         """
 
+    async def list_idempotency_answers(self, prefix: str, limit: int) -> list[bytes]:
+        """List the answers that are kept under keys that begin with ``prefix``."""
+
     async def complete_idempotency(self, key: str, owner: str, answer: bytes | None) -> bool:
         """Record the answer, or with None free the key. False if ``owner`` does not have the key any more.
 

@@ -71,6 +71,9 @@ COUNT_REFUSED = build_insert(
     """(id) DO UPDATE SET refused = excluded.refused, count = audit.count + 1, last_at = excluded.last_at""",
 )
 DELETE_AUDIT = "DELETE FROM audit WHERE id = :id RETURNING id"
+SELECT_ANSWERS = """
+    SELECT answer FROM idempotency
+    WHERE key >= :prefix AND key < :end AND expires_at > :now AND answer IS NOT NULL ORDER BY key LIMIT :limit"""
 SELECT_AUDIT = (
     f"SELECT {', '.join(TABLES['audit'])} FROM audit WHERE {{conditions}} ORDER BY at DESC, id DESC LIMIT :limit"  # noqa: S608  # constants
 )
@@ -282,6 +285,12 @@ class SurfaceTables(TokenTables, WebhookTables, UsageTables):
                 return build_idempotency_claim(
                     request_hash, recorded_hash, None if answer is None else as_bytes(answer)
                 )
+
+    async def list_idempotency_answers(self, prefix: str, limit: int) -> list[bytes]:
+        """See :class:`perdure.ports.surfaces.Idempotency`."""
+        now, end = await self._read_clock(), f"{prefix}\U0010ffff"
+        rows = await self._select_rows(SELECT_ANSWERS, prefix=prefix, end=end, now=now, limit=limit)
+        return [as_bytes(answer) for (answer,) in rows]
 
     async def complete_idempotency(self, key: str, owner: str, answer: bytes | None) -> bool:
         """See :class:`perdure.ports.surfaces.Idempotency`."""

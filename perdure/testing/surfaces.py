@@ -240,6 +240,13 @@ class MemorySurfaces(MemoryTokens, MemoryWebhooks, MemoryUsage):
         self.idempotency[key] = IdempotencyEntry(request_hash, owner, until, expires_at)
         return IdempotencyClaim("new")
 
+    async def list_idempotency_answers(self, prefix: str, limit: int) -> list[bytes]:
+        """List the answers under keys that begin with ``prefix``."""
+        self._raise_failure()
+        now = self._now()
+        entries = [entry for key, entry in sorted(self.idempotency.items()) if key.startswith(prefix)]
+        return [entry.answer for entry in entries if entry.answer is not None and entry.expires_at > now][:limit]
+
     async def complete_idempotency(self, key: str, owner: str, answer: bytes | None) -> bool:
         """Record the answer, or free the key."""
         self._raise_failure()

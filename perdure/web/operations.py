@@ -447,7 +447,9 @@ async def _answer_once(operation: Operation, call: Call, raw: bytes) -> Response
     if len(given) > 1 or not 0 < len(given[0]) <= KEY_CHARS or not given[0].isprintable() or not given[0].isascii():
         raise WebError(f"an Idempotency-Key has 1 to {KEY_CHARS} printable ASCII characters", name="InvalidInputError")
     store = await call.client.store(create=True)
-    call.key = f"http/{call.scope}/{given[0]}"
+    # With what the caller may do: the answer to an operator is not for a viewer of the same name.
+    verbs = hashlib.sha256(" ".join(sorted(call.caller.verbs)).encode()).hexdigest()[:8]
+    call.key = f"http/{call.scope}/{verbs}/{given[0]}"
     url = call.request.url
     digest = hashlib.sha256(f"{operation.method} {url.path}?{url.query}\n".encode() + raw).hexdigest()
     owner = uuid.uuid4().hex

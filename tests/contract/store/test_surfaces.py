@@ -494,6 +494,16 @@ async def test_texts_that_cannot_be_stored_are_changed(store: Store):
 # --- idempotency -----------------------------------------------------------------------------------------------------
 
 
+async def test_answers_are_listed_by_the_beginning_of_their_keys(store: Store):
+    for key in ("a/1", "a/2", "a/\u00e9", "a", "b/1", "a0"):
+        await store.claim_idempotency(key, "h", "me", lease_seconds=60, keep_seconds=60)
+        await store.complete_idempotency(key, "me", key.encode())
+    await store.claim_idempotency("a/3", "h", "me", lease_seconds=60, keep_seconds=60)  # in progress
+    assert await store.list_idempotency_answers("a/", 9) == [b"a/1", b"a/2", "a/\u00e9".encode()]
+    assert await store.list_idempotency_answers("a/", 1) == [b"a/1"]
+    assert await store.list_idempotency_answers("c", 9) == []
+
+
 async def claim(store: Store, owner: str = "me", hash: str = "h", lease: float = 60, keep: float = 600) -> object:
     return await store.claim_idempotency("key", hash, owner, lease_seconds=lease, keep_seconds=keep)
 
