@@ -120,6 +120,20 @@ def is_uvloop_wanted(*, is_installed: bool) -> bool:
     return is_installed and value != "asyncio"
 
 
+def are_all_file_urls_allowed() -> bool:
+    """Whether ``PERDURE_FILE_URLS`` is ``any``: callers over HTTP may send files of any URL, also ``s3://`` and private
+    hosts, which models' APIs read with the rights of the operator's account.
+
+    Raises ``RuntimeSetupError`` for a value other than ``any`` and ``public``.
+    """
+    value = os.environ.get("PERDURE_FILE_URLS", "")
+    if value not in ("", "public", "any"):
+        raise RuntimeSetupError(
+            f"PERDURE_FILE_URLS is {value[:40]!r}; it is public or any", hint="Leave it out: public."
+        )
+    return value == "any"
+
+
 def is_new_store_allowed() -> bool:
     """Whether ``PERDURE_NEW_STORE`` allows a new store although runs are kept in another one."""
     return os.environ.get("PERDURE_NEW_STORE", "") not in ("", "0")

@@ -175,7 +175,7 @@ def _format_turn_event(event: TurnEvent, *, brief: bool) -> Iterator[tuple[str, 
 def _format_tool_result(event: ToolCompleted) -> tuple[str, str]:
     files = "".join(f" [{file.name or file.media_type}]" for file in event.files)
     style, mark = ("red", "✗") if event.is_error else ("dim", "←")
-    by = f" (answered by {escape_line(event.answered_by)})" if event.answered_by else ""
+    by = "" if event.answered_by is None else f" (answered by {escape_line(event.answered_by) or 'a client'})"
     return style, f"{mark} {escape_line(event.name)}{by}: {_format_content(event.content, event.blob)}{files}"
 
 

@@ -192,8 +192,8 @@ def _format_result_part(result: ToolResultPart, *, full: bool) -> Iterator[str]:
     text = result.content or ("" if files else "(nothing)")
     lines = [*_wrap_excerpt(text, None if full else _RESULT_LINES, indent=2), *files]
     mark, style = ("✗", "red") if result.is_error else ("←", "dim")
-    by = f"{escape_line(result.answered_by)}: " if result.answered_by else ""
-    yield from _format_block(f"{' ' * _MARGIN}{mark} {by}", lines, style, indent=_MARGIN + 2)
+    given = "" if result.given_by is None else f"given by {escape_line(result.given_by) or 'a client'}: "
+    yield from _format_block(f"{' ' * _MARGIN}{mark} {given}", lines, style, indent=_MARGIN + 2)
 
 
 def format_file(part: FilePart) -> str:

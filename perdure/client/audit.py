@@ -54,8 +54,8 @@ def audit_caller(auth: str, origin: str) -> Generator[None]:
         _current_caller.reset(reset)
 
 
-def is_for_caller() -> bool:
-    """Whether this code runs for a caller of a service, inside of :func:`audit_caller`."""
+def acts_for_caller() -> bool:
+    """Whether this is the request of a caller for whom a service acts: what it sends is not the service's own."""
     return _current_caller.get() is not None
 
 
@@ -82,12 +82,13 @@ class SteeringAudit:
         """Record that the request was refused."""
         self._is_recorded = True
         self._row = replace(self._row, refused=f"{type(error).__name__}: {error.message}")
-        await self._write()
+        await self._write(is_refused=True)
 
-    async def _write(self) -> None:
-        await write_despite_failure(
-            self._client, lambda store: store.record_audit(self._row), f"{self._row.verb} of {self._row.subject}"
-        )
+    async def _write(self, *, is_refused: bool = False) -> None:
+        def write(store: ports.Store) -> Awaitable[None]:
+            return store.record_refused_audit(self._row) if is_refused else store.record_audit(self._row)
+
+        await write_despite_failure(self._client, write, f"{self._row.verb} of {self._row.subject}")
 
 
 @asynccontextmanager

@@ -280,7 +280,9 @@ class Client:
         # A client that continues a conversation need not repeat what it was opened with.
         opened = agent if context is not None else get_agent_name(agent)
         options: Any = {"history": history, "idle_timeout": idle_timeout, "tenant": tenant, "user": user}
-        start = await build_start_input(self, opened, None, mode="session", context=context, resume=True, **options)
+        start = await build_start_input(
+            self, opened, None, by=by, mode="session", context=context, resume=True, **options
+        )
         if self.store_url is not None and (store_id := (await self.store()).store_id):
             start.setdefault("store_id", store_id)
         joined = await deliver_message(

@@ -61,8 +61,9 @@ def build_decision_row(
     ``user``, and the ``tool``; ``caller`` is who decides, how that is known, and from where; ``fields`` are
     ``decision``, ``comment``, ``arguments`` and ``always``."""
     body = json.dumps({name: value for name, value in fields.items() if value is not None}).encode()
-    labels = (owner.get("agent") or "", owner.get("tool") or "", owner.get("tenant"), owner.get("user"))
-    return DecisionRow(uuid.uuid4().hex, *call, *labels, *caller, body)
+    names = (owner.get("agent") or "", owner.get("tool") or "")
+    labels = (owner.get("tenant"), owner.get("user"))
+    return DecisionRow(uuid.uuid4().hex, *call, *names, *labels, *caller, body)
 
 
 def read_answer(row: DecisionRow) -> DeferredAnswer | None:

@@ -23,7 +23,7 @@ from ..store.transcripts import ForkPoint, find_fork_point
 from ..temporal_service import start_run_workflow
 from ..types.interface import LABELS
 from ..types.messages import Message, MessageInput, clean_text
-from .audit import audit_steering, is_for_caller
+from .audit import acts_for_caller, audit_steering
 from .handles import RunHandle
 from .message_content import AnyOverride, build_user_message, split_override
 from .messages import decode_start
@@ -96,12 +96,12 @@ async def start_fork(
     (start, task_queue), head = await asyncio.gather(_read_fork_start(run, store), run.read_head(store))
     if head is None and at != 0:
         raise InvalidInputError(f"run {run.id!r} has no reply yet", hint="Fork it after its first reply; or at=0.")
-    point = await find_fork_point(store, head, at, results)
+    point = await find_fork_point(store, head, at, results, given_by=clean_text(by or ""))
     if message is not None:
         user_message = await build_user_message(client, message, id=uuid.uuid4().hex, by=by)
         start["message"] = user_message.model_dump(mode="json", exclude_none=True)
     elif not point.is_answered:
-        start["message"] = {"content": None, "by": by, **({"caller": {}} if is_for_caller() else {})}
+        start["message"] = {"content": None, "by": by, **({"caller": {}} if acts_for_caller() else {})}
     given = split_override(override)
     changes = {**(given["override"] or {}), **({"model": model} if model is not None else {})}
     before, asked = ((one or {}).get("override") for one in (start.get("caller"), given["caller"]))
@@ -117,6 +117,8 @@ async def start_fork(
         from ..tools.context_type import validate_plain_context
 
         start["context"] = {**(start.get("context") or {}), **validate_plain_context(start["agent"], context)}
+    if any(start.get(name) is not None for name in ("override", "context", "history")):
+        start["by"] = by
     parse_start(start)
     fork_id = id or f"{start['agent']}-{uuid.uuid4().hex[:12]}"
     start |= seal_auth(client.temporal, fork_id, *auth)

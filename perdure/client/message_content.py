@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import ipaddress
 import json
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
+from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ValidationError
 
-from .. import ports
+from .. import config, ports
 from ..errors import InvalidInputError
 from ..types.client_tools import (
     INLINE_CLIENT_TOOLS_BYTES,
@@ -18,6 +21,7 @@ from ..types.client_tools import (
     measure_client_tools,
     parse_client_tools,
 )
+from ..types.engine_texts import EngineText, escape_engine_tags
 from ..types.interface import CallerOverride, CallerRequest, Override, UserMessage
 from ..types.messages import (
     BlobRef,
@@ -33,7 +37,8 @@ from ..types.messages import (
 )
 from ..types.plain_json import to_plain_json
 from ..types.validation_errors import describe_validation_error
-from .audit import is_for_caller
+from ..webhooks import is_public
+from .audit import acts_for_caller
 from .handles import ClientHandle
 
 MAX_INLINE_BYTES = 128 * 1024
@@ -71,6 +76,10 @@ async def build_user_message(
     message = message.model_copy(update={"client_tools": tools, "store_id": tools_store_id})
     if content is None:
         return message
+    if acts_for_caller():
+        content = escape_content(content)
+        if not isinstance(content, str | Mapping | BaseModel | Dataclass):
+            check_file_urls(piece.url for piece in content if isinstance(piece, File | FilePart))
     typed = False
     if isinstance(content, Mapping | BaseModel | Dataclass):
         try:
@@ -88,11 +97,56 @@ def split_override(override: AnyOverride | None) -> dict[str, Any]:
     """Return the fields ``override`` and ``caller`` of a start or a message: a ``CallerOverride`` is a caller's wish,
     and what a service sends for a caller says so, whatever it has of an override."""
     asked = override if isinstance(override, CallerOverride) else None
-    caller = CallerRequest(override=asked) if asked is not None or is_for_caller() else None
+    caller = CallerRequest(override=asked) if asked is not None or acts_for_caller() else None
     if isinstance(override, Override):
         override = override.model_dump(mode="json", exclude_unset=True)
     plain = None if caller is None else caller.model_dump(mode="json", exclude_none=True)
     return {"override": None if override is None or asked is not None else dict(override), "caller": plain}
+
+
+def escape_content(content: MessageInput) -> MessageInput:
+    """Return ``content`` with the engine's tags escaped in its texts, but for those of the engine itself."""
+    if isinstance(content, str):
+        return content if isinstance(content, EngineText) else escape_engine_tags(content)
+    if isinstance(content, Mapping | BaseModel | Dataclass):
+        return content  # written as JSON, of a known form
+    return [escape_engine_tags(p) if isinstance(p, str) and not isinstance(p, EngineText) else p for p in content]
+
+
+_NUMERIC_LABEL = re.compile(r"\d+|0x[0-9a-f]*", re.IGNORECASE)
+_PRIVATE_NAMES = ("localhost", "local", "internal", "home.arpa")
+
+
+def check_file_urls(urls: Iterable[str | None]) -> None:
+    """Refuse URLs of files that a caller of a service may not send: a model's API, or the library that speaks to it,
+    fetches them from where the caller cannot, and ``s3://`` or ``gs://`` with the rights of the operator's account.
+    Raises ``InvalidInputError``."""
+    for url in urls:
+        if url is None or config.are_all_file_urls_allowed():
+            continue
+        try:
+            parts = urlsplit(url)
+            host, port = (parts.hostname or "").rstrip("."), parts.port
+        except ValueError:
+            host, port = "", None
+        if not host or parts.scheme.lower() != "https" or "@" in parts.netloc or not _is_public_host(host):
+            raise InvalidInputError(
+                f"url: {url[:100]!r} is not the https URL of a public host, without a user"
+                + (f" (port {port})" if port else ""),
+                hint="Upload the file: POST /v1/files. PERDURE_FILE_URLS=any allows the callers of a service any URL.",
+            )
+
+
+def _is_public_host(host: str) -> bool:
+    """Whether a name or an address is not one of a private network. A name is not looked up: another machine will."""
+    try:
+        return is_public(ipaddress.ip_address(host))
+    except ValueError:
+        pass
+    labels = host.lower().split(".")
+    if len(labels) < 2 or _NUMERIC_LABEL.fullmatch(labels[-1]):  # other ways to write an IPv4 address
+        return False
+    return not any(f".{host.lower()}".endswith(f".{name}") for name in _PRIVATE_NAMES)
 
 
 async def upload_client_tools(

@@ -6,7 +6,7 @@ import hashlib
 import json
 import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Required, get_args
 
 from pydantic import BaseModel
@@ -20,10 +20,23 @@ from ..loop.requests import parse_start
 from ..loop.transcript import list_open_calls
 from ..store import Chain
 from ..types.client_tools import ClientTool, build_client_tools_error, parse_client_tools
+from ..types.engine_texts import escape_engine_tags
 from ..types.interface import FIRST_MESSAGE_MEMO, LABELS, CallerOverride, Mode, Response
-from ..types.messages import Dataclass, File, Message, MessageInput, clean_text, find_file_flaw, iter_file_parts
+from ..types.messages import (
+    Dataclass,
+    File,
+    Message,
+    MessageInput,
+    Part,
+    TextPart,
+    ToolResultPart,
+    clean_text,
+    find_file_flaw,
+    iter_file_parts,
+)
+from .audit import acts_for_caller
 from .handles import ClientHandle
-from .message_content import AnyOverride, build_user_message, hold_blobs, split_override
+from .message_content import AnyOverride, build_user_message, check_file_urls, hold_blobs, split_override
 from .run import Run
 
 if TYPE_CHECKING:
@@ -109,7 +122,7 @@ async def build_start_input(
 
     Raises ``InvalidInputError``, ``DefinitionError``, ``TranscriptUnavailableError``.
     """
-    user_message = None
+    user_message, by = None, by or client.actor
     if message is not None:
         tools = check_client_tools(agent, client_tools)
         user_message = await build_user_message(client, check_message_input(agent, message), by=by, client_tools=tools)
@@ -118,7 +131,7 @@ async def build_start_input(
         raise InvalidInputError("client_tools: they are for the turn of a message, and there is none", hint=hint)
     if mode not in get_args(Mode):
         raise InvalidInputError(f"the mode of a run is one of {', '.join(get_args(Mode))}, not {mode!r:.100}")
-    head, store_id = await _resolve_history(client, history)
+    head, store_id = await _resolve_history(client, history, by)
     start = {
         "agent": get_agent_name(agent),
         "message": user_message.model_dump(mode="json", exclude_none=True) if user_message else None,
@@ -133,6 +146,8 @@ async def build_start_input(
         "tenant": tenant,
         "user": user,
     }
+    if any(start[name] is not None for name in ("override", "context", "history")):
+        start["by"] = by
     plain = parse_start(start).model_dump(mode="json", exclude_defaults=True)
     # The type of a part is a default, and must be included.
     return plain | ({"message": start["message"]} if user_message else {})
@@ -256,7 +271,9 @@ def check_override(agent: str | Agent[Any, Any], override: AnyOverride | None) -
     return override
 
 
-async def _resolve_history(client: ClientHandle, history: History | None) -> tuple[str | None, str | None]:
+async def _resolve_history(
+    client: ClientHandle, history: History | None, by: str | None
+) -> tuple[str | None, str | None]:
     """Return the head to continue from, and the id of the store that has it."""
     if history is None:
         return None, None
@@ -274,13 +291,13 @@ async def _resolve_history(client: ClientHandle, history: History | None) -> tup
         if status.head is None:
             raise RunNotFoundError(f"run {history.id!r} has no transcript yet", hint="Wait for its first reply.")
         return status.head, status.store_id
-    return await _write_history(client, history)
+    return await _write_history(client, history, by)
 
 
 async def _write_history(
-    client: ClientHandle, history: Sequence[Message] | Sequence[Mapping[str, Any]]
+    client: ClientHandle, history: Sequence[Message] | Sequence[Mapping[str, Any]], by: str | None
 ) -> tuple[str | None, str | None]:
-    messages = _parse_history_messages(history)
+    messages = mark_imported_messages(_parse_history_messages(history), by)
     if open_calls := list_open_calls(messages):
         raise InvalidInputError(
             f"history: tool call {open_calls[0].id!r} of {open_calls[0].name} has no result, which no provider accepts",
@@ -288,6 +305,8 @@ async def _write_history(
         )
     if not messages:
         return None, None
+    if acts_for_caller():
+        check_file_urls(part.url for part in iter_file_parts(messages))
     for part in iter_file_parts(messages):
         if flaw := find_file_flaw(part):
             raise InvalidInputError(f"history: {flaw}")
@@ -305,6 +324,26 @@ async def _write_history(
     node, blobs = chain.extend(None, messages)
     await store.commit(ports.Commit(nodes=[node], blobs=blobs))
     return node.hash, store.store_id
+
+
+def mark_imported_messages(messages: Iterable[Message], by: str | None) -> list[Message]:
+    """Return ``messages``, which come from outside, with ``by`` as the giver of each tool result, whatever they say;
+    those of a service's caller with the engine's tags escaped in the texts of users."""
+    given_by, escapes = clean_text(by or ""), acts_for_caller()
+
+    def mark(message: Message, part: Part) -> Part:
+        if isinstance(part, ToolResultPart):
+            return part.model_copy(update={"given_by": given_by})
+        if escapes and isinstance(part, TextPart) and message.role == "user":
+            return part.model_copy(update={"text": escape_engine_tags(part.text)})
+        return part
+
+    return [
+        message.model_copy(update={"parts": tuple([mark(message, part) for part in message.parts])})
+        if message.tool_results or (escapes and message.role == "user")
+        else message
+        for message in messages
+    ]
 
 
 def _parse_history_messages(history: Sequence[Message] | Sequence[Mapping[str, Any]]) -> list[Message]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import logging
 import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
@@ -18,11 +19,18 @@ from typing import Any
 from temporalio.client import Client as TemporalClient
 from temporalio.common import WorkflowIDReusePolicy
 from temporalio.exceptions import WorkflowAlreadyStartedError
-from temporalio.service import RPCError
+from temporalio.service import RPCError, RPCStatusCode
 
 from .. import config
 from ..encryption import KeyRing
-from ..errors import AuthContextError, InvalidInputError, StoreError, TranscriptUnavailableError, WebhookNotFoundError
+from ..errors import (
+    AuthContextError,
+    InvalidInputError,
+    RunExistsError,
+    StoreError,
+    TranscriptUnavailableError,
+    WebhookNotFoundError,
+)
 from ..loop.payload_limits import RUN_ID_BYTES
 from ..ports import Store
 from ..ports.store import format_utc_now
@@ -47,6 +55,8 @@ from ..webhooks import (
 )
 from .audit import audit_steering
 from .handles import ClientHandle
+
+logger = logging.getLogger("perdure.client")
 
 # ---
 # Secrets as stored.
@@ -116,19 +126,36 @@ def build_delivery_id(webhook_id: str, stream: str, seq: int) -> str:
 
 
 async def start_delivery(temporal: TemporalClient, task_queue: str, id: str, task: WebhookTask) -> None:
-    """Start the workflow ``id``; nothing if it was started before. Raises a ``PerdureError``."""
+    """Start the workflow ``id``; nothing if it was started before. A run of another kind that has this id is no
+    delivery: then the workflow gets another one. Raises a ``PerdureError``."""
+    for name in (id, f"perdure-webhook/{task.message_id}/{hashlib.sha256(id.encode()).hexdigest()}"):
+        try:
+            await temporal.start_workflow(
+                WEBHOOK_WORKFLOW_TYPE,
+                task.model_dump(mode="json", exclude_defaults=True),
+                id=name,
+                task_queue=task_queue,
+                id_reuse_policy=WorkflowIDReusePolicy.REJECT_DUPLICATE,
+            )
+            return
+        except WorkflowAlreadyStartedError:
+            if await _is_delivery(temporal, name):
+                return
+            logger.warning("run %r is no delivery of a webhook, and has the id of one", name)
+        except RPCError as error:
+            raise translate_rpc_error(temporal, name, error) from error
+    raise RunExistsError(f"the event is not delivered: {id!r} is a run of another kind", hint="Delete that run.")
+
+
+async def _is_delivery(temporal: TemporalClient, id: str) -> bool:
+    """Whether the workflow delivers to a webhook; also if Temporal has forgotten it meanwhile."""
     try:
-        await temporal.start_workflow(
-            WEBHOOK_WORKFLOW_TYPE,
-            task.model_dump(mode="json", exclude_defaults=True),
-            id=id,
-            task_queue=task_queue,
-            id_reuse_policy=WorkflowIDReusePolicy.REJECT_DUPLICATE,
-        )
-    except WorkflowAlreadyStartedError:
-        return
+        description = await temporal.get_workflow_handle(id).describe()
     except RPCError as error:
+        if error.status is RPCStatusCode.NOT_FOUND:
+            return True
         raise translate_rpc_error(temporal, id, error) from error
+    return description.workflow_type == WEBHOOK_WORKFLOW_TYPE
 
 
 # ---

@@ -154,10 +154,15 @@ def _format_csv(row: AuditEntry | str | None) -> bytes:
         case str():
             cells = [row]
         case _:
-            cells = [defuse_cell(getattr(row, name)) for name in _COLUMNS]
+            cells = [defuse_cell(_read_cell(row, name)) for name in _COLUMNS]
     line = io.StringIO()
     csv.writer(line, lineterminator="\r\n").writerow(cells)
     return line.getvalue().encode(errors="replace")
+
+
+def _read_cell(row: AuditEntry, name: str) -> str | None:
+    value = getattr(row, name)
+    return str(value) if isinstance(value, int) else value
 
 
 def _format_line(row: AuditEntry | str | None) -> bytes:

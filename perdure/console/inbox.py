@@ -26,6 +26,7 @@ from ..types.interface import Status
 from ..web.approvals import ApprovalsQuery, Decision, DecisionResult, Decisions, decide_approvals, list_approvals
 from ..web.approvals import PendingCall as InboxCall
 from ..web.auth import Resource
+from ..web.lists import read_given_results
 from ..web.operations import Call, validate
 from ..web.problems import ForbiddenError, NotFoundError, build_problem
 from ..web.sessions import Accepted, SessionEvent, post_event
@@ -434,6 +435,7 @@ async def _show_call(page: Page, *, problem: str | None = None, status_code: int
         has_changed=bool(given) and given != pending.hash,
         problem=problem,
         is_own=await has_started(page),
+        given=await read_given_results(page.call),
         others=await _list_others(page, resource, call_id),
         count=await count_pending(page),
         standing=[one for one in status.standing if one.tool == pending.name],
@@ -482,7 +484,8 @@ async def show_context(page: Page) -> Response:
     transcript = await _read_context(page)
     key = f"c-{page.call.params['call_id']}"
     blocks = [block for block in transcript.blocks.values() if block.key != key][-_CONTEXT_BLOCKS:]
-    return page.render("context.html", blocks=blocks, run_id=page.call.params["id"])
+    given = await read_given_results(page.call)
+    return page.render("context.html", blocks=blocks, given=given, run_id=page.call.params["id"])
 
 
 async def decide_call(page: Page, back: str | None = None) -> Response:

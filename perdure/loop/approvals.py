@@ -35,7 +35,15 @@ from .limits import uncount_tool_call
 from .questions import check_value, take_answer
 from .requests import DECISION_OUTCOMES, build_late_error, find_repeated, parse_request, read_answer, read_decision
 from .results import build_error_result
-from .waits import PendingWait, list_requesters, mark_reminder_due, pending_waits, remember
+from .waits import (
+    PendingWait,
+    check_requester_room,
+    has_requested,
+    mark_reminder_due,
+    pending_waits,
+    record_requester,
+    remember,
+)
 
 # ---
 # Standing approvals: an approver has approved every call of a tool in this conversation.
@@ -112,9 +120,10 @@ def _find_standing_decision(state: RunState, pending: ToolCallState, now: dateti
     """Return the decision of a standing approval on a waiting call; None if no standing approval covers the call."""
     terms = pending.call.approval
     assert terms is not None, "it waits for approval"
-    excluded = list_requesters(state) if terms.separate else []
     for approval in state.standing:
-        if approval.tool == pending.call.name and hash_name(approval.by) not in excluded:
+        if terms.separate and has_requested(state, hash_name(approval.by)):
+            continue
+        if approval.tool == pending.call.name:
             return ApprovalOutcome(
                 state="approved", by=approval.by, at=now.isoformat(), hash=terms.hash, standing=approval.at
             )
@@ -220,6 +229,8 @@ def _check(state: RunState, update: ApprovalDecision | CallAnswer, now: datetime
         raise _build_other_wait_error(state, update)
     if wait.is_late(now):
         raise ApprovalExpiredError(f"call {update.call_id!r} has expired: no decision by {wait.show().expires}")
+    if isinstance(update, CallAnswer) or _is_input(wait.pending, update):
+        check_requester_room(state, update.by)
     if isinstance(update, ApprovalDecision):
         _check_decision(state, wait.pending, update)
     elif update.error is None:
@@ -237,13 +248,29 @@ def _check_decision(state: RunState, pending: ToolCallState, decision: ApprovalD
             raise InvalidInputError(
                 f"by: call {decision.call_id!r} needs an approver other than its requester", hint="Say who you are."
             )
-        if by in list_requesters(state):
+        if has_requested(state, by):
             raise InvalidInputError(
                 f"{decision.by} requested what led to call {decision.call_id!r}, and cannot approve it",
                 hint="Another person must approve it.",
             )
+        if _is_input(pending, decision):
+            raise InvalidInputError(
+                f"arguments: call {decision.call_id!r} needs an approver other than its requester, and a requester is "
+                "who changes its arguments, too",
+                hint="Deny it with the reason: the model may call it with those arguments, and another person approve.",
+            )
     if decision.always:
         _check_standing_approval(state, decision, pending)
+
+
+def _is_input(pending: ToolCallState, decision: ApprovalDecision) -> bool:
+    """Whether the decision is an input to the turn: it changes the arguments, or tells the model why it denies."""
+    if decision.decision == "deny":
+        return bool(decision.comment)
+    changed, terms = decision.arguments, pending.call.approval
+    return changed is not None and (
+        terms is None or hash_arguments(pending.call.id, pending.call.name, changed) != terms.hash
+    )
 
 
 def _is_meant(wait: PendingWait, update: ApprovalDecision | CallAnswer) -> bool:
@@ -259,6 +286,8 @@ def _take_decision(
 ) -> DecidedApproval:
     call, terms = pending.call, pending.call.approval
     assert terms is not None, "it waits for approval"
+    if _is_input(pending, decision):
+        record_requester(state, decision.by)
     changed, digest = decision.arguments, terms.hash
     if changed is not None and (digest := hash_arguments(call.id, call.name, changed)) == terms.hash:
         changed = None  # unchanged; compared by hash, since 1 == True and 3 == 3.0

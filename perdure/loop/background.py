@@ -12,7 +12,15 @@ from pydantic import ValidationError
 from ..types.messages import Usage, clean_text
 from ..types.plain_json import measure_json
 from ..types.state import RunState, ToolCallState
-from ..types.subagents import CHILD_ANSWER_CHARS, CHILD_ERROR_CHARS, BackgroundRun, ChildEnding, CollectCall, RunUsage
+from ..types.subagents import (
+    CHILD_ANSWER_CHARS,
+    CHILD_ERROR_CHARS,
+    MAX_ROW_NAMES,
+    BackgroundRun,
+    ChildEnding,
+    CollectCall,
+    RunUsage,
+)
 from ..types.tool_calls import SubagentCall
 from ..types.validation_errors import describe_validation_error
 from .apply import fail_call, finish_call
@@ -30,6 +38,7 @@ from .subagents import (
     build_child_start,
     is_unanswered_at_limit,
 )
+from .waits import list_requesters, record_requesters
 
 UNCOLLECTED_BYTES = 256 * 1024
 """Bytes (as JSON) of answers not yet collected; above it no further subagent is started in background."""
@@ -93,6 +102,7 @@ def apply_child_ended(state: RunState, raw: Any) -> None:
     # A message that arrived as it ended may have kept it going: its last answer counts, until one is collected.
     if not row.is_running and (row.collected or row.stopped or ending.state != "completed"):
         return
+    _record_row_requesters(state, row, ending.asked_by)
     row.state = ending.state
     row.blob = ending.blob
     text = ending.content if ending.state == "completed" else ending.error or ending.content
@@ -108,6 +118,7 @@ def apply_background_outcome(state: RunState, row: BackgroundRun, ended: ChildOu
     if used is not None:
         run_usage = RunUsage(usage=used.usage, cost_usd=used.cost_usd, tool_calls=used.tool_calls or 0)
         _count_background_usage(state, row, run_usage)
+        _record_row_requesters(state, row, used.asked_by)
     if response is not None:
         row.state, row.blob = "completed", response.blob
         row.text = response.content if response.blob is None else None
@@ -116,6 +127,15 @@ def apply_background_outcome(state: RunState, row: BackgroundRun, ended: ChildOu
         error = ended.error or "its run closed without reporting a result"
         row.text = clean_text(f"the agent was lost: {error}" if ended.lost else error)[:CHILD_ERROR_CHARS]
     answer_collect_calls(state)
+
+
+def _record_row_requesters(state: RunState, row: BackgroundRun, names: tuple[str, ...]) -> None:
+    """Keep the people whose input led to the outcome of the run, until it is collected."""
+    known = list(dict.fromkeys([*row.asked_by, *names]))
+    if len(known) <= MAX_ROW_NAMES:
+        row.asked_by = known
+    else:
+        record_requesters(state, known, every_turn=True)
 
 
 def abandon_background_runs(state: RunState) -> None:
@@ -146,6 +166,7 @@ def build_child_ended(state: RunState, status: EndStatus) -> ChildEnding:
         blob=answer.blob if completed else None,
         error=None if error is None else clean_text(error)[:CHILD_ERROR_CHARS],
         used=RunUsage(usage=state.usage, cost_usd=state.cost_usd, tool_calls=state.tool_calls),
+        asked_by=tuple(list_requesters(state)),
     )
 
 
@@ -166,6 +187,7 @@ def answer_collect_calls(state: RunState) -> None:
             fail_call(state, pending, text)
         else:
             row.collected = True
+            record_requesters(state, row.asked_by)
             if row.text is None and row.blob is None:
                 text = f"the answer of {row.handle} ({row.agent}) was collected before and is no longer kept: see above"
                 finish_call(state, pending, text)

@@ -6,6 +6,7 @@ from datetime import datetime
 from typing import Any
 
 from ..errors import InvalidInputError
+from ..types.approvals import hash_name
 from ..types.interface import OperatorPause
 from ..types.limits import Bounds
 from ..types.messages import NAME_CHARS, clean_text, copy_shared
@@ -19,7 +20,7 @@ from .messages import accept_message, open_turn, receive_message, record_refusal
 from .requests import build_start_message, parse_pause_request, parse_run_limits, parse_start
 from .results import build_error_result
 from .turns import is_turn_answered, record_unanswered_messages
-from .waits import get_callback_approval, is_waiting_for_approval
+from .waits import get_callback_approval, is_waiting_for_approval, record_requesters
 
 # ---
 # A turn at a limit: it ends, or its run pauses until an operator raises the limit.
@@ -255,6 +256,9 @@ def create_run_state(raw: Any, context_id: str, scope: str, parent_id: str | Non
     )
     if start.caller is not None and start.caller.override is not None:
         state.caller_overrides = start.caller.override.model_dump(mode="json", exclude_none=True)
+    gives = (start.override, start.caller and start.caller.override, start.context, start.history)
+    if any(given is not None for given in gives):
+        record_requesters(state, [name] if (name := hash_name(start.by)) is not None else [], every_turn=True)
     if start.message is not None:
         message = build_start_message(start.message)
         state.resend = start.resume and message.content is None  # reopened by ``Run.resume``

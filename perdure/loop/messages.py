@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..errors import InvalidInputError, RunClosedError
-from ..types.approvals import hash_name
-from ..types.interface import MAX_SENDERS, Start, UserMessage, check_run_labels
+from ..types.interface import Start, UserMessage, check_run_labels
 from ..types.messages import BlobRef, ContentPart, TextPart, clean_text, copy_shared
 from ..types.plain_json import measure_json
 from ..types.state import MAX_NAMED_TURNS, MAX_SEEN_IDS, RunState, TurnState
@@ -17,7 +16,7 @@ from .finish import REMINDER_ID
 from .payload_limits import INBOX_BYTES, MESSAGE_IDS_BYTES, measure_model
 from .requests import MessageContent, parse_message, replace_caller_overrides
 from .turns import remember_turn
-from .waits import list_requesters
+from .waits import check_requester_room, record_requester, record_requesters
 
 # ---
 # The auth context that a run acts with: that of its start, until a message that the model is given brings another. And
@@ -95,7 +94,7 @@ def receive_message(state: RunState, raw: Any) -> bool:
         _check_message_labels(state, message)
         if _find_known_turn(state, message):
             return False
-        _check_message_sender(state, message)
+        check_requester_room(state, message.by, opens_turn=_will_open_turn(state))
         _check_inbox_room(state, message)
     except InvalidInputError as error:
         record_refusal(state, error.message)
@@ -132,7 +131,7 @@ def check_message(state: RunState | None, raw: Any) -> UserMessage:
         return message
     if state.cancelled or (state.turn is not None and state.turn.failure is not None):
         raise RunClosedError(f"run {state.context_id!r} is ending", hint="Send it again when the run has ended.")
-    _check_message_sender(state, message)
+    check_requester_room(state, message.by, opens_turn=_will_open_turn(state))
     _check_inbox_room(state, message)
     return message
 
@@ -153,16 +152,6 @@ def _check_message_labels(state: RunState, message: UserMessage) -> None:
     """Refuse a message to the conversation of another tenant or user."""
     own = {"tenant": state.tenant, "user": state.user}
     check_run_labels(state.context_id, own, tenant=message.tenant, user=message.user)
-
-
-def _check_message_sender(state: RunState, message: UserMessage) -> None:
-    """Refuse a message of a new sender once ``MAX_SENDERS`` are remembered."""
-    sender, known = hash_name(message.by), [] if _will_open_turn(state) else list_requesters(state)
-    if sender is not None and sender not in known and len(known) >= MAX_SENDERS:
-        raise InvalidInputError(
-            f"by: {MAX_SENDERS:,} people have written in this turn, and a run remembers no more",
-            hint="Send it when the turn has ended, or as one of them.",
-        )
 
 
 def _check_inbox_room(state: RunState, message: UserMessage) -> None:
@@ -203,8 +192,8 @@ def _add_to_inbox(state: RunState, message: UserMessage) -> str:
         open_turn(state, message.task_id)
     turn = state.turn
     assert turn is not None, "a message always has a turn"
-    if (sender := hash_name(message.by)) is not None and sender not in turn.said_by:
-        turn.said_by.append(sender)
+    record_requester(state, message.by)
+    record_requesters(state, message.asked_by)
     if message.override is not None:
         turn.overrides = message.override.model_dump(mode="json", exclude_none=True)
     if message.caller is not None:

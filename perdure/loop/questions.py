@@ -25,7 +25,7 @@ from .apply import collect_results
 from .external_calls import set_clearance, set_external_result
 from .requests import as_text, hash_answer
 from .results import build_error_result, build_result, can_fit_result
-from .waits import PendingWait, get_callback_approval, pending_waits, remember
+from .waits import PendingWait, get_callback_approval, pending_waits, record_requester, remember
 
 
 def apply_question(state: RunState, op: int, question: Question, now: datetime) -> None:
@@ -72,6 +72,7 @@ def update_answer_waits(state: RunState, now: datetime) -> None:
 
 def take_answer(state: RunState, pending: ToolCallState, answer: CallAnswer, now: datetime) -> DecidedApproval:
     """Give the call its answer, which is already checked. The caller collects the results."""
+    record_requester(state, answer.by)
     at, by = now.isoformat(), clean_text(answer.by) if answer.by else None
     error = clean_text(answer.error) if answer.error is not None else None
     if pending.question is not None:

@@ -23,6 +23,7 @@ from ..types.approvals import (
     hash_name,
 )
 from ..types.client_tools import INLINE_CLIENT_TOOLS_BYTES, find_client_tools_problem
+from ..types.engine_texts import ENGINE_ID_PREFIX
 from ..types.interface import CallerRequest, Override, PauseRequest, Start, UserMessage
 from ..types.limits import RunLimits
 from ..types.messages import BlobRef, ContentPart, FilePart, TextPart, clean_text, find_file_flaw
@@ -105,6 +106,8 @@ def convert_message_input(message: UserMessage) -> UserMessage:
 
 def find_message_problem(message: UserMessage) -> str | None:
     """Return why ``message`` cannot be accepted (its sizes, override, client tools or content); None if it can."""
+    if message.id is not None and clean_text(message.id).startswith(ENGINE_ID_PREFIX):
+        return f"id: ids that begin with {ENGINE_ID_PREFIX!r} are those of the engine's own messages; choose another"
     for name in ("id", "task_id", "by"):
         if (size := measure_json(getattr(message, name))) > MESSAGE_ID_BYTES:
             return f"{name}: it has {size:,} bytes as JSON and may have {MESSAGE_ID_BYTES:,}"

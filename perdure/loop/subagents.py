@@ -18,7 +18,7 @@ from .children import build_child_run_id, list_active_background_runs, list_bran
 from .limits import add_usage, compute_largest_call, compute_remaining_budget, list_limit_uses
 from .payload_limits import RUN_ID_BYTES, STEP_BYTES, measure_model
 from .results import can_fit_result
-from .waits import list_requesters
+from .waits import list_requesters, record_requesters
 
 CHILD_CANCELLED = "RunCancelledError: the subagent was cancelled"
 CHILD_INTERRUPTED = "Interrupted: the subagent was interrupted before it had an answer"
@@ -107,6 +107,7 @@ def apply_child_outcome(state: RunState, pending: ToolCallState, ended: ChildOut
     """
     response = ended.response
     count_child_usage(state, ended)
+    record_child_requesters(state, ended)
     if response is None or response.finish_reason == "interrupted":
         if not stopping:
             error = (response.content or CHILD_INTERRUPTED) if response is not None else ended.error
@@ -130,15 +131,27 @@ def count_child_usage(state: RunState, ended: ChildOutcome) -> None:
         state.tool_calls += used.tool_calls or 0
 
 
+def record_child_requesters(state: RunState, ended: ChildOutcome) -> None:
+    """Record the people whose input led to the answer, or the error, of a child run."""
+    reported = ended.response or ended.used
+    record_requesters(state, reported.asked_by if reported is not None else ())
+
+
 def is_unanswered_at_limit(response: Response) -> bool:
     """Whether the run ended at a limit without an answer."""
     return response.finish_reason == "limit" and not response.content and response.blob is None
 
 
 def build_usage_details(state: RunState) -> dict[str, Any]:
-    """Build the error details with which a failed child reports its usage to the parent."""
-    used = Response(usage=state.usage, cost_usd=state.cost_usd, tool_calls=state.tool_calls)
-    return {"used": used.model_dump(mode="json", include={"usage", "cost_usd", "tool_calls"}, exclude_none=True)}
+    """Build the error details with which a failed child reports its usage and its requesters to the parent."""
+    fields = build_child_report(state)
+    used = Response(usage=state.usage, cost_usd=state.cost_usd, **fields)
+    return {"used": used.model_dump(mode="json", include={"usage", "cost_usd", *fields}, exclude_none=True)}
+
+
+def build_child_report(state: RunState) -> dict[str, Any]:
+    """Build the fields of a ``Response`` that are for the parent alone."""
+    return {"tool_calls": state.tool_calls, "asked_by": tuple(list_requesters(state))}
 
 
 def parse_usage_details(details: Any) -> Response | None:
@@ -208,6 +221,7 @@ def build_branch_start(state: RunState, branch: PendingBranch) -> dict[str, Any]
 def apply_branch_outcome(state: RunState, branch: PendingBranch, ended: ChildOutcome, *, stopping: bool) -> None:
     """Apply the end of the branch's run. Its usage counts, also if its answer is dropped (``stopping``)."""
     count_child_usage(state, ended)
+    record_child_requesters(state, ended)
     outcome, step = _convert_child_outcome(branch, ended), state.branching
     if step is None or (stopping and outcome.error is not None):
         return

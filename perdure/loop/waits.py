@@ -6,11 +6,15 @@ Approvals, questions and callbacks are three kinds of one wait. :class:`PendingW
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
+from ..errors import InvalidInputError
 from ..types.approvals import (
+    ANYBODY,
+    MAX_SENDERS,
     ApprovalOutcome,
     ApprovalTerms,
     DecidedApproval,
@@ -19,6 +23,7 @@ from ..types.approvals import (
     Reminder,
     WaitState,
     hash_arguments,
+    hash_name,
 )
 from ..types.state import MAX_PAST_DECISIONS, RunState, ToolCallState
 from ..types.tool_calls import CallbackCall, Question
@@ -151,10 +156,50 @@ def get_callback_approval(pending: ToolCallState) -> ApprovalOutcome | None:
     return pending.decided if callback and pending.cleared is None else None
 
 
+# ---
+# Requesters: the people whose input leads to the calls of a turn. A call with ``separate`` needs another approver.
+#
+# Every input of a person passes :func:`record_requester`: messages and interrupts, answers to questions, results of
+# callbacks and client tools, changed arguments, and the reason of a denial, which the model is given. What a subagent
+# or a branch answers brings the people of its own turn, and what it is asked those of its parent's.
+
+
 def list_requesters(state: RunState) -> list[str]:
-    """List the ``hash_name`` of each sender of a message in this turn, of this run and of the runs above it."""
+    """List the ``hash_name`` of everyone whose input led to the calls of this turn, here or in the runs above;
+    ``[ANYBODY]`` if they are too many to be remembered."""
     above = state.parent.asked_by if state.parent else ()
-    return list(dict.fromkeys([*above, *(state.turn.said_by if state.turn else ())]))
+    names = list(dict.fromkeys([*above, *state.asked_by, *(state.turn.said_by if state.turn else ())]))
+    return [ANYBODY] if ANYBODY in names else names
+
+
+def has_requested(state: RunState, name: str | None) -> bool:
+    """Whether the person with this ``hash_name`` is, or may be, a requester of this turn's calls."""
+    requesters = list_requesters(state)
+    return name in requesters or ANYBODY in requesters
+
+
+def record_requester(state: RunState, by: str | None) -> None:
+    """Record the author of an input to the turn, as given by its sender."""
+    if (name := hash_name(by)) is not None:
+        record_requesters(state, [name])
+
+
+def record_requesters(state: RunState, names: Iterable[str], *, every_turn: bool = False) -> None:
+    """Record the ``hash_name`` of authors of an input to the present turn, or with ``every_turn`` to all turns."""
+    recorded = state.asked_by if every_turn or state.turn is None else state.turn.said_by
+    known = set(list_requesters(state)) if not every_turn else set(recorded)
+    new = [name for name in dict.fromkeys(names) if name not in known]
+    recorded += new if len(known) + len(new) <= MAX_SENDERS else [ANYBODY]
+
+
+def check_requester_room(state: RunState, by: str | None, *, opens_turn: bool = False) -> None:
+    """Refuse the input of a new person once the turn has ``MAX_SENDERS``. ``opens_turn``: it is the first of a turn."""
+    name, known = hash_name(by), [] if opens_turn else list_requesters(state)
+    if name is not None and name not in known and len(known) >= MAX_SENDERS:
+        raise InvalidInputError(
+            f"by: {MAX_SENDERS:,} people have written in this turn, and a run remembers no more",
+            hint="Send it when the turn has ended, or as one of them.",
+        )
 
 
 def remember(state: RunState, pending: ToolCallState, /, **fields: Any) -> DecidedApproval:

@@ -5,12 +5,14 @@ A run needs none of them. Waits and outbox rows are written in the transaction o
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timedelta
 from fnmatch import fnmatchcase
 from functools import cache
-from typing import Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 from .. import events
 from ..errors import InvalidInputError
@@ -273,15 +275,28 @@ class AuditRow:
     refused: str | None = None
     """The error that it was refused with, by class and message. None: it was accepted, or the process ended before it
     knew."""
+    count: int = 1
+    """How many refused requests it stands for; ``at``, ``call_id``, ``detail`` and ``origin`` are those of the first,
+    ``refused`` is that of the last."""
+    last_at: str | None = None
+    """When the last of them was refused."""
+
+
+def build_refusal_row(row: AuditRow) -> AuditRow:
+    """Return the row that the refused request ``row`` is counted in: one for each day (UTC), caller, verb and subject.
+    A caller that is refused again and again adds no rows."""
+    shared = json.dumps([row.at[:10], row.by, row.auth, row.subject, row.verb])
+    digest = hashlib.sha256(shared.encode()).hexdigest()[:32]
+    return replace(row, id=f"refused-{digest}", last_at=row.at)
 
 
 def cut_audit_row(row: AuditRow) -> AuditRow:
     """Return ``row`` with texts that can be stored."""
     limits = {"subject": RUN_ID_CHARS}  # it is looked for
-    texts = {
+    texts: dict[str, Any] = {
         name: clean_text(text)[: limits.get(name, AUDIT_TEXT_CHARS)]
         for name, text in asdict(row).items()
-        if text is not None
+        if isinstance(text, str)
     }
     return replace(row, **texts)
 
@@ -290,7 +305,10 @@ class Audit(Protocol):
     """The audit trail. All methods raise ``StoreError`` when the store fails."""
 
     async def record_audit(self, row: AuditRow) -> None:
-        """Record the request; again with ``refused``, how it ended."""
+        """Record a request that is about to be sent; nothing if it is recorded."""
+
+    async def record_refused_audit(self, row: AuditRow) -> None:
+        """Count the request in the row of its caller's refusals (:func:`build_refusal_row`), and delete its own."""
 
     async def list_audit(
         self,
@@ -344,6 +362,9 @@ class Idempotency(Protocol):
         After ``lease_seconds`` without an answer its process counts as lost, and the next request of the same hash gets
         ``new``. After ``keep_seconds`` the key is free. Raises ``InvalidInputError`` for a key that cannot be stored.
         """
+
+    async def list_idempotency_answers(self, prefix: str, limit: int) -> list[bytes]:
+        """List the answers that are kept under keys that begin with ``prefix``."""
 
     async def complete_idempotency(self, key: str, owner: str, answer: bytes | None) -> bool:
         """Record the answer, or with None free the key. False if ``owner`` does not have the key any more.

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import count
 from typing import Any, assert_never
 
+from ..types.engine_texts import enclose_text
 from ..types.messages import (
     ContentPart,
     FilePart,
@@ -97,7 +98,7 @@ class AnthropicEncoder(MessageEncoder):
         match part:
             case TextPart():
                 text = require_loaded_text(part)
-                yield from _encode_text(f"<system>\n{text}\n</system>" if is_system and text.strip() else text)
+                yield from _encode_text(enclose_text("system", text) if is_system and text.strip() else text)
             case FilePart():
                 yield from self._encode_file(part)
             case ToolResultPart():

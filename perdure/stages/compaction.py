@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import json
 import logging
+import re
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -20,6 +21,7 @@ from ..loop.compaction import ConversationView, estimate_message_tokens, estimat
 from ..loop.transcript import SUMMARY_ID, find_tail_start
 from ..ports import Cache, ModelRequest
 from ..types.compaction import BYTES_PER_TOKEN, CompactionSettings, Summarise
+from ..types.engine_texts import enclose_text
 from ..types.interface import FINISH_TOOL
 from ..types.messages import (
     FilePart,
@@ -124,7 +126,7 @@ class Summariser:
         return "" if _is_vetoed_reply(reply) else reply.text.strip()
 
     def _build_text_request(self, conversation: str) -> ModelRequest:
-        text = f"{self._prompt}\n\n<conversation>\n{conversation}\n</conversation>"
+        text = f"{self._prompt}\n\n{enclose_text('conversation', conversation)}"
         agent = self._call.agent
         return ModelRequest(
             model=agent.model_name,
@@ -149,6 +151,10 @@ def _is_vetoed_reply(reply: Message) -> bool:
     return str(reply.finish_reason) == "veto"
 
 
+_ROLE_LINE = re.compile(r"^\[(?=(?:system|user|assistant|tool|summary of what was before)\])", re.MULTILINE)
+"""Would begin another message in the conversation as text."""
+
+
 def format_message_text(message: Message) -> str:
     """Format ``message`` as text for a request that quotes the conversation."""
     lines = [line for part in message.parts if (line := _format_part_text(part))]
@@ -157,7 +163,7 @@ def format_message_text(message: Message) -> str:
 
 def _format_part_text(part: Part) -> str:
     if isinstance(part, TextPart):
-        return truncate_text(part.text, _MAX_PART_CHARS)
+        return _ROLE_LINE.sub("\\\\[", truncate_text(part.text, _MAX_PART_CHARS))
     if isinstance(part, ToolCallPart):
         return (
             f"(calls {part.name} with {truncate_text(json.dumps(part.arguments, ensure_ascii=False), _MAX_PART_CHARS)})"

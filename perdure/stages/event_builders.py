@@ -196,8 +196,7 @@ def build_input_events(call: ModelCall, fields: dict[str, Any]) -> Iterator[NewE
                 if item.decided.state == "approved":  # a client was to run the call from then on
                     yield NewEvent(ToolStarted(**fields, call_id=item.call_id, name=item.name), key=f"began/{key}")
             if item.key is None:
-                changes = {"content": item.text or "", "answered_by": item.answered_by or None}
-                result = ToolCompleted(**fields, **copy_shared(item, ToolCompleted, **changes))
+                result = ToolCompleted(**fields, **copy_shared(item, ToolCompleted, content=item.text or ""))
                 yield NewEvent(result, key=build_result_event_key(task.scope, head, item.call_id))
         elif item.id != REMINDER_ID:
             plain = json.dumps(item.model_dump(mode="json", exclude_none=True), sort_keys=True)
@@ -326,7 +325,7 @@ def build_tool_end_events(call: ToolCall, output: ToolOutput) -> list[NewEvent]:
         **copy_shared(output, ToolCompleted, content=output.content or ""),
         call_id=task.call_id,
         name=task.name,
-        answered_by=(task.side.answered_by or None) if isinstance(task.side, AfterExternalCall) else None,
+        answered_by=task.side.answered_by if isinstance(task.side, AfterExternalCall) else None,
     )
     return [NewEvent(event, key=build_result_event_key(task.scope, task.head, task.call_id))]
 

@@ -199,6 +199,7 @@ class _ToolCallHooks:
             content=output.content or "",
             is_error=output.is_error,
             files=output.files,
+            given_by=task.side.answered_by if isinstance(task.side, AfterExternalCall) else None,
         )
         given = self._build_hook_arguments(call) | {"result": before}
         await run_hooks(self._run_author_code, self._hooks["after_tool_call"], given, take)

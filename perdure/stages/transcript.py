@@ -435,7 +435,7 @@ class TranscriptStage:
             if not ending and not (item.blob is not None and item.answered_by is not None):
                 raise  # for a missing blob that a client has named, the model gets an error: nothing is lost
             update |= {"content": format_unreadable_result(error), "is_error": True}
-        return ToolResultPart(call_id=item.call_id, name=item.name, answered_by=item.answered_by or None, **update)
+        return ToolResultPart(call_id=item.call_id, name=item.name, given_by=item.answered_by, **update)
 
     async def _read_recorded_result(self, item: NewResult, key: str, recorded: dict[str, bytes]) -> dict[str, Any]:
         if key not in recorded:

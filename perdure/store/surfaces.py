@@ -20,6 +20,7 @@ from ..ports.surfaces import (
     WaitRow,
     add_seconds,
     build_idempotency_claim,
+    build_refusal_row,
     check_idempotency_answer,
     check_idempotency_key,
     cut_audit_row,
@@ -65,7 +66,15 @@ TAKE_OUTBOX = f"""
     RETURNING {OUTBOX_COLUMNS}"""  # noqa: S608  # a constant
 DELETE_OUTBOX = """
     DELETE FROM outbox WHERE stream = :stream AND seq = :seq AND target = :target AND owner = :owner RETURNING seq"""
-INSERT_AUDIT = build_insert("audit", "(id) DO UPDATE SET refused = excluded.refused")
+INSERT_AUDIT = build_insert("audit")
+COUNT_REFUSED = build_insert(
+    "audit",
+    """(id) DO UPDATE SET refused = excluded.refused, count = audit.count + 1, last_at = excluded.last_at""",
+)
+DELETE_AUDIT = "DELETE FROM audit WHERE id = :id RETURNING id"
+SELECT_ANSWERS = """
+    SELECT answer FROM idempotency
+    WHERE key >= :prefix AND key < :end AND expires_at > :now AND answer IS NOT NULL ORDER BY key LIMIT :limit"""
 SELECT_AUDIT = (
     f"SELECT {', '.join(TABLES['audit'])} FROM audit WHERE {{conditions}} ORDER BY at DESC, id DESC LIMIT :limit"  # noqa: S608  # constants
 )
@@ -215,6 +224,11 @@ class SurfaceTables(TokenTables, DecisionTables, WebhookTables, UsageTables):
         """See :class:`perdure.ports.surfaces.Audit`."""
         await self._change_rows(INSERT_AUDIT, **asdict(cut_audit_row(row)))
 
+    async def record_refused_audit(self, row: AuditRow) -> None:
+        """See :class:`perdure.ports.surfaces.Audit`."""
+        await self._change_rows(COUNT_REFUSED, **asdict(cut_audit_row(build_refusal_row(row))))
+        await self._change_rows(DELETE_AUDIT, id=row.id)
+
     async def list_audit(
         self,
         *,
@@ -269,6 +283,12 @@ class SurfaceTables(TokenTables, DecisionTables, WebhookTables, UsageTables):
                 return build_idempotency_claim(
                     request_hash, recorded_hash, None if answer is None else as_bytes(answer)
                 )
+
+    async def list_idempotency_answers(self, prefix: str, limit: int) -> list[bytes]:
+        """See :class:`perdure.ports.surfaces.Idempotency`."""
+        now, end = await self._read_clock(), f"{prefix}\U0010ffff"
+        rows = await self._select_rows(SELECT_ANSWERS, prefix=prefix, end=end, now=now, limit=limit)
+        return [as_bytes(answer) for (answer,) in rows]
 
     async def complete_idempotency(self, key: str, owner: str, answer: bytes | None) -> bool:
         """See :class:`perdure.ports.surfaces.Idempotency`."""

@@ -36,6 +36,17 @@ class ForkPoint:
 
 
 @dataclass(frozen=True, slots=True)
+class _GivenResult:
+    """A text in the place of a tool's result, and who gave it."""
+
+    text: str
+    by: str
+
+    def build_part(self, call_id: str, name: str) -> ToolResultPart:
+        return ToolResultPart(call_id=call_id, name=name, content=self.text, given_by=self.by)
+
+
+@dataclass(frozen=True, slots=True)
 class _RawMessage:
     """A message that is not decoded: of thousands of messages that are scanned, only a few are needed as objects."""
 
@@ -58,12 +69,17 @@ class _RawMessage:
 
 
 async def find_fork_point(
-    transcripts: Transcripts, head: str | None, at: int | None = None, results: Mapping[str, str] | None = None
+    transcripts: Transcripts,
+    head: str | None,
+    at: int | None = None,
+    results: Mapping[str, str] | None = None,
+    *,
+    given_by: str = "",
 ) -> ForkPoint:
     """Find the point of the conversation that ends in ``head`` after its iteration ``at``, including the results of
     that iteration's calls.
 
-    Without ``at`` its end; with ``results`` (texts by call id) the iteration of their calls. Raises
+    Without ``at`` its end; with ``results`` (texts by call id, of ``given_by``) the iteration of their calls. Raises
     ``InvalidInputError`` for an unknown iteration or call, ``TranscriptCorruptedError``.
     """
     results = results or {}
@@ -79,11 +95,12 @@ async def find_fork_point(
         )
     if at == 0 or not messages:
         return ForkPoint(None, (), 0, is_answered=True)
-    return _build_fork_point(messages, replies, at, results)
+    new_results = {call_id: _GivenResult(text, given_by) for call_id, text in results.items()}
+    return _build_fork_point(messages, replies, at, new_results)
 
 
 def _build_fork_point(
-    messages: Sequence[_RawMessage], replies: Sequence[int], at: int | None, new_results: Mapping[str, str]
+    messages: Sequence[_RawMessage], replies: Sequence[int], at: int | None, new_results: Mapping[str, _GivenResult]
 ) -> ForkPoint:
     iteration = len(replies) if at is None else at
     reply = replies[iteration - 1] if iteration else -1
@@ -135,12 +152,12 @@ def _build_missing_call_error(call_id: str, iteration: int | None) -> InvalidInp
     )
 
 
-def _replace_results(message: Message, new_results: Mapping[str, str]) -> Message:
+def _replace_results(message: Message, new_results: Mapping[str, _GivenResult]) -> Message:
     """Return ``message`` with the new results instead of its own."""
     if not any(part.call_id in new_results for part in message.tool_results):
         return message
     parts = tuple(
-        ToolResultPart(call_id=part.call_id, name=part.name, content=new_results[part.call_id])
+        new_results[part.call_id].build_part(part.call_id, part.name)
         if isinstance(part, ToolResultPart) and part.call_id in new_results
         else part
         for part in message.parts
@@ -148,15 +165,14 @@ def _replace_results(message: Message, new_results: Mapping[str, str]) -> Messag
     return message.model_copy(update={"parts": parts})
 
 
-def _build_missing_results(reply: Message, missing_ids: Sequence[str], new_results: Mapping[str, str]) -> Message:
+def _build_missing_results(
+    reply: Message, missing_ids: Sequence[str], new_results: Mapping[str, _GivenResult]
+) -> Message:
     """Build a result for every call without one: no provider accepts a transcript with an open call."""
     parts = [
-        ToolResultPart(
-            call_id=call.id,
-            name=call.name,
-            content=new_results.get(call.id, UNFINISHED_RESULT),
-            is_error=call.id not in new_results,
-        )
+        new_results[call.id].build_part(call.id, call.name)
+        if call.id in new_results
+        else ToolResultPart(call_id=call.id, name=call.name, content=UNFINISHED_RESULT, is_error=True)
         for call in reply.tool_calls
         if call.id in missing_ids
     ]

@@ -19,6 +19,7 @@ from ..ports.surfaces import (
     WriteOptions,
     add_seconds,
     build_idempotency_claim,
+    build_refusal_row,
     check_idempotency_answer,
     check_idempotency_key,
     cut_audit_row,
@@ -179,10 +180,19 @@ class MemorySurfaces(MemoryTokens, MemoryDecisions, MemoryWebhooks, MemoryUsage)
         return len(own)
 
     async def record_audit(self, row: AuditRow) -> None:
-        """Record a request, or that it was refused."""
+        """Record a request."""
         self._raise_failure()
-        earlier = self.audit.get(row.id)
-        self.audit[row.id] = cut_audit_row(row if earlier is None else replace(earlier, refused=row.refused))
+        self.audit.setdefault(row.id, cut_audit_row(row))
+
+    async def record_refused_audit(self, row: AuditRow) -> None:
+        """Count a refused request in the row of its caller's refusals."""
+        self._raise_failure()
+        shared = cut_audit_row(build_refusal_row(row))
+        if (earlier := self.audit.get(shared.id)) is not None:
+            changes: dict[str, Any] = {"refused": shared.refused, "count": earlier.count + 1, "last_at": shared.last_at}
+            shared = replace(earlier, **changes)
+        self.audit[shared.id] = shared
+        self.audit.pop(row.id, None)
 
     async def list_audit(
         self,
@@ -230,6 +240,13 @@ class MemorySurfaces(MemoryTokens, MemoryDecisions, MemoryWebhooks, MemoryUsage)
         until, expires_at = add_seconds(now, lease_seconds), add_seconds(now, keep_seconds)
         self.idempotency[key] = IdempotencyEntry(request_hash, owner, until, expires_at)
         return IdempotencyClaim("new")
+
+    async def list_idempotency_answers(self, prefix: str, limit: int) -> list[bytes]:
+        """List the answers under keys that begin with ``prefix``."""
+        self._raise_failure()
+        now = self._now()
+        entries = [entry for key, entry in sorted(self.idempotency.items()) if key.startswith(prefix)]
+        return [entry.answer for entry in entries if entry.answer is not None and entry.expires_at > now][:limit]
 
     async def complete_idempotency(self, key: str, owner: str, answer: bytes | None) -> bool:
         """Record the answer, or free the key."""

@@ -35,7 +35,7 @@ class Approval(Definition):
     on_expiry: OnExpiry = "deny"
     """The decision on a call that expires."""
     separate: bool = False
-    """The users who wrote to the run in this turn cannot approve the call."""
+    """The people whose input led to the call cannot approve it."""
     remind: Duration | None = None
     """The interval at which the hook ``on_approval`` runs again while the call waits: at least 1 s, given as
     ``expires`` is."""

@@ -5,7 +5,7 @@ import json
 import operator
 import unicodedata
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field
 
@@ -35,6 +35,14 @@ def hash_name(name: str | None) -> str | None:
     return hashlib.sha256(plain.encode(errors="replace")).hexdigest()[:16] if plain else None
 
 
+NameHash = Annotated[str, Field(max_length=64)]
+MAX_SENDERS = 4096
+"""Most people whose input a run takes in one turn, including that of the runs above it. All are remembered: none of
+them may approve a call that they asked for if the approval is separate."""
+ANYBODY = "*"
+"""In the place of hashes of names: more than ``MAX_SENDERS`` people, so that nobody may approve such a call."""
+
+
 class ApprovalTerms(Data):
     """The terms on which a call waits for approval."""
 
@@ -44,7 +52,7 @@ class ApprovalTerms(Data):
     """Seconds; None means no expiry."""
     on_expiry: OnExpiry = "deny"
     separate: bool = Field(default=False, exclude_if=operator.not_)
-    """The users who asked for the call may not approve it."""
+    """The people whose input led to the call may not approve it."""
     remind: float | None = Field(default=None, exclude_if=operator.not_)
     """Seconds between two reminders; None for no reminders."""
 

@@ -315,7 +315,7 @@ class ToolCompleted(EventBase):
     files: tuple[FilePart, ...] = ()
     is_error: bool = False
     answered_by: str | None = None
-    """For a callback: who gave the result."""
+    """For a callback: who gave the result; empty if unknown."""
 
 
 class RunEvent(EventBase):

@@ -12,7 +12,7 @@ from pydantic_core import PydanticCustomError
 from typing_extensions import TypeVar
 
 from ..errors import InvalidInputError
-from .approvals import DecidedApproval, PendingApproval, StandingApproval
+from .approvals import MAX_SENDERS, DecidedApproval, NameHash, PendingApproval, StandingApproval
 from .client_tools import ClientTools
 from .limits import Bounds, Count, LimitUse, RunLimits, Seconds
 from .messages import (
@@ -165,9 +165,6 @@ RunPhase = Literal["model", "compacting", "tools", "branches", "approval", "answ
 OnLimit = Literal["finish", "return", "error", "pause"]
 FinishProtocol = Literal["text", "tag", "tool"]
 Versioning = Literal["auto_upgrade", "pinned"]
-MAX_SENDERS = 4096
-"""Most users who may write to a run in one turn, including those who wrote to the runs above it. All are remembered:
-none of them may approve a call that they asked for if the approval is separate."""
 FINISH_TOOL = "__finish__"
 """The tool that ends a turn under ``finish="tool"``: its arguments are the answer."""
 
@@ -268,6 +265,8 @@ class UserMessage(StrictInput):
     tenant: RunLabel = None
     """The tenant for which the conversation was begun, and its ``user``: the message to another's is refused."""
     user: RunLabel = None
+    asked_by: tuple[NameHash, ...] = Field(default=(), max_length=MAX_SENDERS, exclude_if=operator.not_)
+    """``hash_name`` of further people whose input led to the message: of a run that writes to its subagent."""
 
     @model_validator(mode="before")
     @classmethod
@@ -278,9 +277,6 @@ class UserMessage(StrictInput):
         if raw.get("content") is not None:
             raise PydanticCustomError("content_and_input", "a message has content or input, not both")
         return {**raw, "content": None}
-
-
-NameHash = Annotated[str, Field(max_length=64)]
 
 
 class Parent(Data):
@@ -304,7 +300,7 @@ class Parent(Data):
     """The path from the run at the top to it."""
     schema_version: int = schema_version_field()
     asked_by: tuple[NameHash, ...] = Field(default=(), max_length=MAX_SENDERS, exclude_if=operator.not_)
-    """``hash_name`` of the users who wrote to the runs above it in their present turns: its calls count as theirs,
+    """``hash_name`` of the people whose input the runs above it took in their present turns: its calls count as theirs,
     too."""
 
 
@@ -340,6 +336,8 @@ class Start(StrictInput):
     tenant: RunLabel = None
     """The tenant and the user whose run it is, for lists, quotas and audit. They authorise nothing."""
     user: RunLabel = None
+    by: str | None = Field(default=None, max_length=NAME_CHARS)
+    """Who gave the run its override, context or history, which count in every turn."""
 
     _check_auth = model_validator(mode="before")(_check_single_auth)
 
@@ -395,6 +393,8 @@ class Response(Data, Generic[OutputT]):
     20, empty for a message that was sent without an id."""
     tool_calls: int | None = Field(default=None, exclude_if=is_none)
     """For a subagent: tool calls that were started, for its parent's limits."""
+    asked_by: tuple[NameHash, ...] = Field(default=(), max_length=MAX_SENDERS, exclude_if=operator.not_)
+    """For a subagent: ``hash_name`` of the people whose input led to its answer."""
     messages: tuple[Message, ...] = ()
     """The conversation up to ``head``."""
 

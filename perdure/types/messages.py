@@ -133,8 +133,9 @@ class ToolResultPart(Data):
     is_error: bool = False
     files: tuple[FilePart, ...] = ()
     """Images and files that the tool returned besides its text."""
-    answered_by: str | None = None
-    """Who gave the result, if a client ran the call."""
+    given_by: str | None = None
+    """Who gave the result, if it is not what the conversation's own call returned: it came with a fork or an imported
+    history, or from a client that ran the call; empty if unknown. Models are not told."""
 
 
 class OpaquePart(Data):

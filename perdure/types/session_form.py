@@ -7,11 +7,11 @@
 ``role`` may replace ``type``. Consecutive entries of thinking, assistant and tool_call are one message, and so are
 consecutive tool_results; every system and user entry is a message of its own.
 
-Further keys are present only if they have a value: ``file`` (in place of the content), ``files`` and ``is_error`` of a
-result, ``name`` of a result without its call, ``malformed``, ``blob``, ``provider`` and ``opaque``; ``data`` of
-thinking that only its provider understands. The first entry of a message may have ``message``, with its ``id``, ``by``,
-``model``, ``finish_reason``, ``usage``, ``cost_usd``; ``role``, if it differs from that of the entry; ``parts``, the
-number of its entries, if it differs from the rule above.
+Further keys are present only if they have a value: ``file`` (in place of the content), ``files``, ``is_error`` and
+``given_by`` of a result, ``name`` of a result without its call, ``malformed``, ``blob``, ``provider`` and ``opaque``;
+``data`` of thinking that only its provider understands. The first entry of a message may have ``message``, with its
+``id``, ``by``, ``model``, ``finish_reason``, ``usage``, ``cost_usd``; ``role``, if it differs from that of the entry;
+``parts``, the number of its entries, if it differs from the rule above.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _ENTRY_TYPES: dict[str, tuple[str, set[str]]] = {
     "assistant": ("assistant", _TEXT_KEYS),
     "thinking": ("assistant", {"content", "provider", "opaque", "data"}),
     "tool_call": ("assistant", {"id", "name", "input", "malformed", "provider", "opaque"}),
-    "tool_result": ("tool", {"id", "output", "name", "blob", "is_error", "files"}),
+    "tool_result": ("tool", {"id", "output", "name", "blob", "is_error", "files", "given_by"}),
 }
 """Role and keys of the entries of each type."""
 _JOINED_ROLES = ("assistant", "tool")

@@ -164,7 +164,7 @@ class TurnState(StatePart):
     denied: bool = False
     """A tool call was refused because no more were allowed."""
     said_by: list[str] = []
-    """``hash_name`` of everyone who sent it a message."""
+    """``hash_name`` of everyone whose input it took: see ``record_requester``."""
     unanswered: list[str] = Field(default=[], exclude_if=operator.not_)
     """Ids of the last messages that have no answer because of a limit; empty for a message without an id."""
 
@@ -198,6 +198,9 @@ class RunState(StatePart):
     user: str | None = Field(default=None, exclude_if=is_none)
     caller: str | None = Field(default=None, exclude_if=is_none)
     """Who has sent the last message that a step has taken."""
+    asked_by: list[str] = Field(default=[], exclude_if=operator.not_)
+    """``hash_name`` of the people whose input counts in every turn: who gave the run its override, context or
+    history."""
     is_child: bool = Field(default=False, exclude_if=operator.not_)
     """Temporal confirms that the parent has started the run. If a client opens a subagent's run again, it only repeats
     who the parent was: then the restrictions of the run apply, and it gets no access to data of the parent."""

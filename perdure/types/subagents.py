@@ -5,6 +5,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from .approvals import MAX_SENDERS, NameHash
 from .limits import Bounds
 from .messages import CALL_ID_CHARS, NAME_CHARS, NO_USAGE, RUN_ID_CHARS, BlobRef, Data, Usage
 
@@ -16,6 +17,9 @@ CHILD_ANSWER_CHARS = 32 * 1024
 """Most characters of an answer in a child's message; a longer answer is sent as a reference."""
 CHILD_ERROR_CHARS = 2000
 """Most characters of a child's error."""
+
+MAX_ROW_NAMES = 16
+"""Most names that a background run's row has: the state may have 200 rows."""
 
 BackgroundState = Literal["starting", "running", "completed", "failed", "cancelled", "lost"]
 """``lost``: it was terminated or timed out, and could not notify its parent."""
@@ -62,6 +66,8 @@ class ChildEnding(Data):
     error: str | None = Field(default=None, max_length=CHILD_ERROR_CHARS)
     """``Type: message`` of a run that failed or was cancelled."""
     used: RunUsage = RunUsage.model_construct()
+    asked_by: tuple[NameHash, ...] = Field(default=(), max_length=MAX_SENDERS)
+    """``hash_name`` of the people whose input led to its answer."""
 
 
 class BackgroundRun(BaseModel):
@@ -84,6 +90,9 @@ class BackgroundRun(BaseModel):
     blob: BlobRef | None = None
     used: RunUsage = RunUsage.model_construct()
     """Usage that is already counted for the parent."""
+    asked_by: list[str] = Field(default=[], exclude_if=operator.not_)
+    """``hash_name`` of the people whose input led to its answer: they count in the turn that collects it. At most
+    ``MAX_ROW_NAMES``; more count in every turn of the run."""
     collected: bool = False
     stopped: bool = False
     """Stopped because its parent ended."""

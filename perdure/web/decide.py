@@ -10,6 +10,7 @@ import base64
 import hashlib
 import json
 import unicodedata
+from collections.abc import Sequence
 from html import escape
 from typing import Any
 from urllib.parse import parse_qs
@@ -24,6 +25,7 @@ from ..errors import PerdureError, RunNotFoundError
 from ..types.approvals import PendingApproval
 from ..types.interface import Status
 from .auth import Resource
+from .lists import GivenResults, read_given_results
 from .operations import Call, Web
 from .origins import get_client_address
 from .problems import UnauthorizedError, WebError, build_problem, build_unexpected_problem
@@ -86,7 +88,8 @@ async def _show(call: Call) -> Response:
     may = await call.may("decide", resource)
     form = _build_form(pending) if may else "<p>You may read this, and not decide on it.</p>"
     title = f"Approve {pending.name}?"
-    return _page(title, f"<ul>{rows}</ul>{_build_arguments(pending)}{form}")
+    evidence = _build_given(await read_given_results(call))
+    return _page(title, f"<ul>{rows}</ul>{_build_arguments(pending)}{evidence}{form}")
 
 
 async def _find_pending(call: Call) -> tuple[PendingApproval | None, Status]:
@@ -102,6 +105,14 @@ def _describe_past(call: Call, status: Status, pending: PendingApproval | None) 
     if past is None:
         raise RunNotFoundError("there is no such call")
     return f"{past.name}: {past.state}", f"<p>{_text(str(past))}</p>", 200
+
+
+def _build_given(given: Sequence[GivenResults]) -> str:
+    """Say which results of the conversation are not those of its tools."""
+    rows = [f"{_text(one.tool)} by {_text(one.by or 'a client')} ({one.count})" for one in given]
+    return (
+        f"<p>Results in this conversation that people gave in the place of tools: {', '.join(rows)}</p>" if rows else ""
+    )
 
 
 def _build_arguments(pending: PendingApproval) -> str:

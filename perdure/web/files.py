@@ -110,6 +110,7 @@ async def store_upload(call: Call, data: bytes, name: str | None, media_type: st
     part = await record_file(file, blobs)
     blob = cast(BlobRef, part.blob)
     store = await call.client.store(create=True)
+    await _check_quota(call, store, blob)
     await store.commit(Commit(blobs=blobs))
     await _record_upload(call, store, blob)
     return UploadedFile(media_type=part.media_type, name=part.name, blob=blob)
@@ -132,6 +133,31 @@ _CONTROL_CATEGORIES = ("Cc", "Cf", "Cs", "Zl", "Zp")
 
 def _build_upload_key(call: Call, hash: str, day: datetime) -> str:
     return f"http-file/{call.scope}/{day.date().isoformat()}/{hash}"
+
+
+async def _check_quota(call: Call, store: Store, blob: BlobRef) -> None:
+    """Refuse a file beyond what a caller may have uploaded and not forgotten: counted in the store, for all replicas.
+    Files that are uploaded at once may exceed it together by what a replica holds of bodies. Raises ``WebError``."""
+    limits = call.web.limits
+    if blob.size > limits.upload_bytes:
+        raise WebError(f"a caller may upload {limits.upload_bytes:,} bytes", status=413, name="UploadQuotaError")
+    answers = await store.list_idempotency_answers(f"http-file/{call.scope}/", 2 * limits.upload_files + 1)
+    known = {known.hash: known.size for known in map(BlobRef.model_validate_json, answers)}
+    if blob.hash in known:
+        return
+    used = sum(known.values())
+    if used + blob.size <= limits.upload_bytes and len(known) < limits.upload_files:
+        return
+    now = datetime.now(UTC)
+    tomorrow = (now + timedelta(days=1)).replace(hour=0, minute=0, second=0, microsecond=0)
+    raise WebError(
+        f"the caller has uploaded {len(known):,} files with {used:,} bytes since yesterday (UTC), and may have "
+        f"{limits.upload_files:,} with {limits.upload_bytes:,}",
+        status=429,
+        name="UploadQuotaError",
+        hint="Those of yesterday no longer count from midnight (UTC) on.",
+        headers={"Retry-After": str(max(1, int((tomorrow - now).total_seconds())))},
+    )
 
 
 async def _record_upload(call: Call, store: Store, blob: BlobRef) -> None:

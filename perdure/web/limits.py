@@ -50,6 +50,10 @@ class WebLimits:
     """Callers, and addresses, whose rates are remembered: those seen last."""
     streams: int = 200
     """Open streams of a caller."""
+    upload_bytes: int = 2 * 1024**3
+    """Of the files that a caller has uploaded and may still name: today and yesterday (UTC), in all replicas."""
+    upload_files: int = 2_000
+    """Number of these files."""
 
 
 class RequestLimits:
@@ -399,8 +403,11 @@ class RateLimiter:
 
     def charge(self, caller: Caller, body_bytes: int) -> None:
         """Count a JSON body as further requests, one for each ``_BYTES_PER_REQUEST``: those after it have to wait."""
-        bucket = self._buckets.fill(get_caller_key(caller))
-        bucket.tokens -= body_bytes // _BYTES_PER_REQUEST
+        self.charge_requests(caller, body_bytes // _BYTES_PER_REQUEST)
+
+    def charge_requests(self, caller: Caller, count: float) -> None:
+        """Count work as further requests: those after it have to wait."""
+        self._buckets.fill(get_caller_key(caller)).tokens -= count
 
 
 class FailureLimiter:

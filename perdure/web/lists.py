@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal, cast
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
@@ -14,6 +17,7 @@ from starlette.responses import Response
 from ..client.follow import list_child_runs
 from ..client.pages import MAX_PAGE, decode_cursor, encode_cursor, gather_bounded, list_run_page
 from ..client.visibility import RunSummary
+from ..errors import RunNotFoundError, TranscriptCorruptedError
 from ..ports import AgentRow, Store
 from ..types.messages import NAME_CHARS, FilePart, Message, OpaquePart, Part, ToolResultPart
 from .auth import Resource
@@ -301,6 +305,35 @@ def _encode_item(index: int, message: Message) -> bytes:
     item |= {"withheld": withheld} if withheld else {}
     item |= {"replaces": message.replaces.messages} if message.replaces is not None else {}
     return json.dumps(item, ensure_ascii=False).encode(errors="replace")
+
+
+@dataclass(frozen=True, slots=True)
+class GivenResults:
+    """Results of a tool that a person gave in its place."""
+
+    tool: str
+    by: str
+    """Empty if unknown."""
+    count: int
+
+
+MAX_GIVEN_ROWS = 20
+
+
+async def read_given_results(call: Call) -> list[GivenResults]:
+    """Read which tool results of a session, also of replaced messages, were given by people: by a fork, in an imported
+    history, or in answer to a call. At most the first ``MAX_GIVEN_ROWS`` tools and people; none where the transcript
+    cannot be read."""
+    store, session = await call.client.store(), call.params["id"]
+    try:
+        head = await call.run.read_head(store)
+        messages, _ = await call.web.transcripts.read(store, session, head, after=-1, limit=sys.maxsize, full=True)
+    except (RunNotFoundError, TranscriptCorruptedError):
+        return []
+    given = Counter(
+        (part.name, part.given_by) for message in messages for part in message.tool_results if part.given_by is not None
+    )
+    return [GivenResults(name, by, count) for (name, by), count in list(given.items())[:MAX_GIVEN_ROWS]]
 
 
 def _describe_part(part: Part) -> dict[str, Any]:

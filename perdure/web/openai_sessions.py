@@ -20,6 +20,7 @@ from ..errors import (
     RunClosedError,
     RunNotFoundError,
 )
+from ..types.engine_texts import EngineText, enclose_text
 from ..types.events import ApprovalRequested, Event, MessageInjected, QuestionAsked
 from ..types.messages import MessageInput, TextPart, ToolCallPart
 from ..types.plain_json import parse_json
@@ -146,7 +147,7 @@ async def act(call: Call, request: Request) -> Acted:
     try:
         definition = await find_agent(call, agent)
     except UnknownModelError as error:
-        await call.record_refusal("openai", agent[:200], error)
+        await call.record_refusal("openai", "agent", error, agent[:200])
         raise
     _check_form(*request.form, definition)
     scoped = replace(call, params={"agent": agent})
@@ -339,7 +340,7 @@ async def _build_message(call: Call, request: Request, session: str, definition:
         return given
     parts: list[Any] = [part.text if isinstance(part, TextPart) else part for part in content]
     if request.system and not await _has_system(call, session, request.system):
-        parts.insert(0, f"<system>\n{request.system}\n</system>\n\n")
+        parts.insert(0, EngineText(f"{enclose_text('system', request.system)}\n\n"))
     return parts[0] if len(parts) == 1 and isinstance(parts[0], str) else parts
 
 
@@ -347,6 +348,6 @@ async def _has_system(call: Call, session: str, system: str) -> bool:
     """Whether a message of the session has these instructions already."""
     if await read_latest_seq(call.client, session) == 0:
         return False
-    block = f"<system>\n{system}\n</system>"
+    block = enclose_text("system", system)
     messages = await call.client.run(session).transcript(full=True)
     return any(message.role == "user" and block in message.text for message in messages)

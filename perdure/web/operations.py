@@ -233,9 +233,10 @@ class Call:
                 await self.record_refusal(action, resource.id or resource.kind, error)
             raise
 
-    async def record_refusal(self, action: str, subject: str, error: PerdureError) -> None:
-        """Record in the audit trail that the caller was refused ``action``."""
-        await SteeringAudit(self.client, action, subject, self.by, None).record_refusal(error)
+    async def record_refusal(self, action: str, subject: str, error: PerdureError, detail: str | None = None) -> None:
+        """Record in the audit trail that the caller was refused ``action``. ``subject`` is what exists, or a kind: each
+        name that a caller thinks up would be a row of its own; ``detail`` has it."""
+        await SteeringAudit(self.client, action, subject, self.by, detail).record_refusal(error)
 
     async def may(self, verb: Verb, resource: Resource) -> bool:
         """Whether the caller may, for the rows of a list."""
@@ -448,7 +449,9 @@ async def _answer_once(operation: Operation, call: Call, raw: bytes) -> Response
     if len(given) > 1 or not 0 < len(given[0]) <= KEY_CHARS or not given[0].isprintable() or not given[0].isascii():
         raise WebError(f"an Idempotency-Key has 1 to {KEY_CHARS} printable ASCII characters", name="InvalidInputError")
     store = await call.client.store(create=True)
-    call.key = f"http/{call.scope}/{given[0]}"
+    # With what the caller may do: the answer to an operator is not for a viewer of the same name.
+    verbs = hashlib.sha256(" ".join(sorted(call.caller.verbs)).encode()).hexdigest()[:8]
+    call.key = f"http/{call.scope}/{verbs}/{given[0]}"
     url = call.request.url
     digest = hashlib.sha256(f"{operation.method} {url.path}?{url.query}\n".encode() + raw).hexdigest()
     lease = KeyLease(store, call.key, digest, uuid.uuid4().hex)

@@ -33,10 +33,13 @@ UNIX_PEER = "unix"
 
 def get_peer(scope: Scope) -> str | None:
     """Return the address of the TCP peer, whatever proxies say of the client. None if the server gives none that is an
-    address; ``"unix"`` for a Unix socket."""
+    address; ``"unix"`` for a Unix socket, which the server's own address shows: a TCP peer that has gone has none
+    either."""
     client = scope[PEER_KEY] if PEER_KEY in scope else scope.get("client")
-    host = client[0] if client else ""
-    return _normalize_address(host) if host else UNIX_PEER
+    if client and client[0]:
+        return _normalize_address(client[0])
+    server = scope.get("server")
+    return UNIX_PEER if server is not None and server[1] is None else None
 
 
 def get_client_address(scope: Scope) -> str:

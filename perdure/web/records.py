@@ -80,6 +80,11 @@ class AuditEntry(BaseModel):
     detail: str | None = None
     refused: str | None = None
     """The error that it was refused with."""
+    count: int = 1
+    """How many requests of the caller were refused so that day: all but the error are of the first, the error of the
+    last."""
+    last_at: str | None = None
+    """When the last of them was refused."""
 
 
 class AuditList(BaseModel):

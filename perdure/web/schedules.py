@@ -22,6 +22,8 @@ from .operations import Call, Input, Operation, build_schedule_resource
 from .problems import ForbiddenError
 from .sessions import Content, read_content
 
+_DESCRIBED_PER_REQUEST = 4
+"""Schedules that Temporal is asked for that count as a request of the caller."""
 _DESCRIBED_AT_ONCE = 10
 _MAX_DESCRIBED = 100
 """Most schedules that one request asks Temporal for: whose they are is known only then."""
@@ -157,6 +159,7 @@ async def list_schedules(call: Call) -> ScheduleList:
     page: list[ScheduleInfo] = []
     for first in range(start, end, _DESCRIBED_AT_ONCE):
         batch = ids[first : min(first + _DESCRIBED_AT_ONCE, end)]
+        call.web.rates.charge_requests(call.caller, len(batch) / _DESCRIBED_PER_REQUEST)
         for status in await asyncio.gather(*(_describe(call, name) for name in batch)):
             if status is None or query.agent not in (None, status.agent):
                 continue
@@ -240,7 +243,7 @@ async def _put_schedule(
     if not all(allowed):
         which = f"tenant {labels['tenant']!r}" if labels["tenant"] is not None else "no tenant"
         error = ForbiddenError(f"{call.by!r:.200} may not schedule agent {body.agent!r} for {which}")
-        await call.record_refusal("schedule", id, error)
+        await call.record_refusal("schedule", "schedule", error, id)
         raise error
     new = Resource("session", id, body.agent, labels["tenant"], labels["user"] or call.caller.name)
     admitted = await admit_start(

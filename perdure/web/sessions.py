@@ -325,7 +325,7 @@ async def _authorize_start(call: Call, new: Resource) -> None:
             if not await call.may("read", await call.web.find_session(str(new.id))):
                 error = RunExistsError(f"there is a session {new.id!r} already", hint="Give it another id.")
     if error is not None:
-        await call.record_refusal("start", str(new.id), error)
+        await call.record_refusal("start", new.kind, error, str(new.id))
         raise error
 
 

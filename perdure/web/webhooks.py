@@ -171,7 +171,7 @@ async def create_webhook(call: Call) -> WebhookAnswer:
         tenant = tenant or session.tenant
     if not await call.may("admin", Resource("webhook", "new", body.agent, tenant)):
         error = ForbiddenError(f"{call.by!r:.200} may not subscribe to the events of all tenants or agents")
-        await call.record_refusal("create_webhook", body.url[:200].partition("?")[0], error)
+        await call.record_refusal("create_webhook", "webhook", error, body.url[:200].partition("?")[0])
         raise error
     fields = body.model_dump() | {"tenant": tenant}
     webhook = await call.client.webhooks.create(fields.pop("url"), **fields, by=call.by)

@@ -25,7 +25,7 @@ from ..loop.compaction import CompactConversation
 from ..loop.finish import build_response
 from ..loop.limits import update_work_time
 from ..loop.payload_limits import STATE_BYTES
-from ..loop.subagents import build_usage_details
+from ..loop.subagents import build_child_report, build_usage_details
 from ..types.interface import WORKFLOW_TYPE
 from ..types.plain_json import measure_json
 from ..types.schema_version import check_schema_version
@@ -215,7 +215,7 @@ def _build_run_result(state: RunState, status: str) -> dict[str, Any] | BaseExce
         return ApplicationError(failure.message, *details, type=failure.type, non_retryable=True)
     response = build_response(state)
     if state.parent is not None:
-        response = response.model_copy(update={"tool_calls": state.tool_calls})
+        response = response.model_copy(update=build_child_report(state))
     return response.model_dump(mode="json", exclude_none=True)
 
 

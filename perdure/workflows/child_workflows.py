@@ -30,6 +30,7 @@ from ..loop.apply import fail_call, finish_call
 from ..loop.children import build_child_run_id, list_active_background_runs, list_awaited_background_runs
 from ..loop.decide import CallModel, NextStep, ReportToParent, Wait
 from ..loop.lifecycle import fail_run
+from ..loop.waits import list_requesters
 from ..types.interface import WORKFLOW_TYPE, Response, build_run_memo
 from ..types.state import PendingBranch, RunState, ToolCallState
 from ..types.subagents import BackgroundRun, BranchOutcome, TellCall
@@ -184,6 +185,8 @@ class BackgroundChildren:
             return
         message: dict[str, Any] = {"content": request.message, "id": f"{state.scope}/{pending.op}", "by": state.agent}
         message["on_behalf_of"] = state.caller or ""
+        if requesters := list_requesters(state):
+            message["asked_by"] = requesters
         if request.blob is not None:
             message |= {"content": request.blob.model_dump(mode="json"), "store_id": state.store_id}
         error = await self._signal_child(row, "inject_user_message", message)

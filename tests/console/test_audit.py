@@ -8,6 +8,7 @@ import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import asdict, replace
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -245,3 +246,33 @@ async def test_the_trail_is_read_while_the_runs_of_others_fill_it(engine: Engine
             path = f"/audit?limit=2&cursor={listed['cursor']}"
         assert [ids for ids in pages if ids] == [["a0"]]
         assert len(pages) == 2
+
+
+async def test_refused_requests_of_a_caller_are_one_row_with_their_number(engine: Engine) -> None:
+    async with trail(engine, run_1="acme") as (client, opened):
+        store = await client.store()
+        async with opened.service.connect("eve") as http:
+            while True:
+                day = datetime.now(UTC).date()
+                for _ in range(60):
+                    answer = await http.post("/sessions/run-1/events", json={"type": "cancel"})
+                    assert answer.status_code == 403
+                for number in range(10):  # names that it thinks up
+                    answer = await http.post("/sessions", json={"agent": "a", "id": f"mine-{number}"})
+                    assert answer.status_code == 403
+                if datetime.now(UTC).date() == day:  # else some are of the next day
+                    break
+        row, started = sorted([row for row in await store.list_audit() if row.by == "eve"], key=lambda row: -row.count)
+        assert (row.subject, row.count % 60, row.count > 0) == ("run-1", 0, True)
+        assert row.last_at is not None
+        assert row.last_at > row.at
+        assert (started.subject, started.count % 10) == ("session", 0)
+        async with opened.service.connect("olga") as http:
+            listed = (await http.get("/audit", params={"by": "eve", "subject": "run-1"})).json()["data"]
+            assert [(entry["count"], entry["last_at"]) for entry in listed] == [(row.count, row.last_at)]
+        browser = opened.browse("olga")
+        page = await browser.open("/audit?by=eve")
+        assert f"refused {row.count} times" in " ".join(page.text.split())
+        answer = await browser.http.get("/console/audit.csv?by=eve&subject=run-1")
+        [line] = list(csv.DictReader(io.StringIO(answer.text)))
+        assert (line["count"], line["last_at"]) == (str(row.count), row.last_at)

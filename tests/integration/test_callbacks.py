@@ -56,7 +56,7 @@ async def test_a_client_runs_the_call_and_answers_with_its_result(engine: Engine
         assert (await run.result()).content == "Done."
         assert await told(run) == ['{"text": "x", "whole": false}', "as it is"]
         parts = [part for message in await run.transcript() for part in message.tool_results]
-        assert [part.answered_by for part in parts] == ["ana", "bea"]
+        assert [part.given_by for part in parts] == ["ana", "bea"]
 
 
 async def test_arguments_that_do_not_fit_are_the_models_to_mend(engine: Engine) -> None:
@@ -80,7 +80,7 @@ async def test_an_error_is_the_result(engine: Engine) -> None:
         await run.answer(error="the page is gone", by="ana")
         await run.result()
         (part,) = [part for message in await run.transcript() for part in message.tool_results]
-        assert (part.content, part.is_error, part.answered_by) == ("the page is gone", True, "ana")
+        assert (part.content, part.is_error, part.given_by) == ("the page is gone", True, "ana")
 
 
 async def test_of_two_clients_one_is_told_who_was_quicker(engine: Engine) -> None:

@@ -278,7 +278,7 @@ async def test_hooks_see_a_callback_before_a_client_does_and_its_answer_before_t
         await run.result()
         assert await told(run) == ["the ***", "no ***"]
         parts = [part for message in await run.transcript() for part in message.tool_results]
-        assert [(part.answered_by, part.is_error) for part in parts] == [("ana", False), ("bea", True)]
+        assert [(part.given_by, part.is_error) for part in parts] == [("ana", False), ("bea", True)]
         assert [one for one in seen.of if one[0] == "error"] == [("error", "show", "ToolError", "no secret")]
         of_first = [one for one in await events(run, *STORY) if one.call_id == first.call_id]
         assert [one.type for one in of_first] == ["tool.started", "question.asked", "tool.completed"]
@@ -341,7 +341,7 @@ async def test_a_text_that_is_nowhere_stops_no_run_and_is_an_error_for_hooks_too
         assert (await run.result()).content == "Done."
         (part,) = [part for message in await run.transcript() for part in message.tool_results]
         assert part.content.startswith("[the result could not be read")
-        assert (part.is_error, part.answered_by) == (True, None)
+        assert (part.is_error, part.given_by) == (True, "")
         assert seen.kinds() == ["before", "error", "after"]
 
 

@@ -102,7 +102,8 @@ async def test_refused_forks_and_schedules_are_in_the_audit_trail(engine: Engine
         assert (await http.post("/v1/schedules", json=new, headers=as_caller("acme"))).status_code == 403
         rows = await (await client.store()).list_audit()
         refused = {(row.by, row.subject, row.verb) for row in rows if row.refused}
-        assert refused == {("bound", "one", "fork"), ("acme", "nightly", "schedule")}
+        assert refused == {("bound", "one", "fork"), ("acme", "schedule", "schedule")}
+        assert [row.detail for row in rows if row.verb == "schedule"] == ["nightly"]
 
 
 async def test_a_hidden_webhook_is_as_an_unknown_one(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -452,11 +452,37 @@ async def test_the_trail_of_a_run_with_a_long_id_is_found(store: Store):
         assert [row.subject for row in await store.list_audit(subject=name)] == [name]
 
 
-async def test_a_refusal_is_noted_on_the_row_of_its_request(store: Store):
-    await store.record_audit(audit("1", detail="it"))
-    await store.record_audit(audit("1", T3, refused="RunClosedError: gone"))
+async def test_refusals_of_a_caller_share_a_row_that_counts_them(store: Store):
+    begun = audit("1", "2026-11-25T10:00:00.000001+00:00", detail="it")
+    await store.record_audit(begun)
+    await store.record_audit(replace(begun, detail="again"))
+    assert await store.list_audit() == [begun]
+    for minute in range(60):
+        at = f"2026-11-25T10:{minute:02}:00.000001+00:00"
+        await store.record_refused_audit(
+            replace(begun, id=f"r{minute}" if minute else "1", at=at, refused=f"RunClosedError: {minute}")
+        )
     [row] = await store.list_audit()
-    assert row == audit("1", detail="it", refused="RunClosedError: gone")
+    assert (row.count, row.at, row.last_at) == (60, begun.at[:14] + "00:00.000001+00:00", at)
+    assert (row.detail, row.refused) == ("it", "RunClosedError: 59")
+    assert await store.list_audit(refused=True) == [row]
+    others = [
+        {"at": "2026-11-26T10:00:00.000001+00:00"},
+        {"by": "bob"},
+        {"auth": "token:1"},
+        {"subject": "d"},
+        {"verb": "deny"},
+    ]
+    for number, other in enumerate(others):
+        await store.record_refused_audit(replace(begun, id=f"o{number}", refused="RunClosedError: gone", **other))
+    assert sorted(known.count for known in await store.list_audit()) == [1, 1, 1, 1, 1, 60]
+
+
+async def test_refusals_at_once_are_all_counted(store: Store):
+    rows = [audit(f"{n}", refused="ForbiddenError: no") for n in range(20)]
+    await asyncio.gather(*map(store.record_refused_audit, rows))
+    [row] = await store.list_audit()
+    assert row.count == 20
 
 
 async def test_texts_that_cannot_be_stored_are_changed(store: Store):
@@ -466,6 +492,16 @@ async def test_texts_that_cannot_be_stored_are_changed(store: Store):
 
 
 # --- idempotency -----------------------------------------------------------------------------------------------------
+
+
+async def test_answers_are_listed_by_the_beginning_of_their_keys(store: Store):
+    for key in ("a/1", "a/2", "a/\u00e9", "a", "b/1", "a0"):
+        await store.claim_idempotency(key, "h", "me", lease_seconds=60, keep_seconds=60)
+        await store.complete_idempotency(key, "me", key.encode())
+    await store.claim_idempotency("a/3", "h", "me", lease_seconds=60, keep_seconds=60)  # in progress
+    assert await store.list_idempotency_answers("a/", 9) == [b"a/1", b"a/2", "a/\u00e9".encode()]
+    assert await store.list_idempotency_answers("a/", 1) == [b"a/1"]
+    assert await store.list_idempotency_answers("c", 9) == []
 
 
 async def claim(store: Store, owner: str = "me", hash: str = "h", lease: float = 60, keep: float = 600) -> object:

@@ -15,7 +15,8 @@ from perdure.loop.decide import CallModel, RecordClosing, RunToolCalls, Wait
 from perdure.loop.decide import decide as next_step
 from perdure.loop.lifecycle import cancel_run
 from perdure.loop.status import build_status
-from perdure.types.approvals import ApprovalTerms, hash_arguments
+from perdure.loop.waits import list_requesters, record_requesters
+from perdure.types.approvals import ANYBODY, MAX_SENDERS, ApprovalTerms, hash_arguments
 from perdure.types.state import MAX_PAST_DECISIONS, RunState
 from perdure.types.tool_calls import Call
 from perdure.types.wire import NewResult
@@ -176,3 +177,12 @@ def test_a_run_that_ends_takes_no_decision_and_closes_what_waits() -> None:
         decide(state)
     assert isinstance(next_step(state), RecordClosing)
     assert build_status(state).approvals == ()
+
+
+def test_more_people_than_are_remembered_leave_a_separate_call_to_nobody() -> None:
+    state = asked(waiting(separate=True), message={"content": "hi", "by": "ana"})
+    record_requesters(state, [f"{n:016x}" for n in range(MAX_SENDERS)])
+    assert list_requesters(state) == [ANYBODY]
+    with pytest.raises(InvalidInputError, match="zoe requested what led to"):
+        decide(state, by="zoe")
+    assert decide(state, decision="deny", by="ana").state == "denied"

@@ -30,8 +30,8 @@ from perdure.loop.payload_limits import (
     STEP_MESSAGES_BYTES,
 )
 from perdure.loop.status import build_status
-from perdure.types.approvals import hash_name
-from perdure.types.interface import MAX_SENDERS, Parent
+from perdure.types.approvals import MAX_SENDERS, hash_name
+from perdure.types.interface import Parent
 from perdure.types.plain_json import measure_json
 from perdure.types.state import MAX_SEEN_IDS
 from perdure.types.subagents import Lineage, PathStep

@@ -54,6 +54,7 @@ PARTS = st.one_of(
         blob=st.none() | REFS,
         is_error=st.booleans(),
         files=st.lists(FILES, max_size=2).map(tuple),
+        given_by=st.none() | WORDS,
     ),
 )
 MESSAGES = st.builds(

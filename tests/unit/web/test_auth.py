@@ -33,8 +33,10 @@ NOW = "2026-06-01T12:00:00.000000+00:00"
 
 
 def request(headers: Sequence[tuple[str, str]] = (), peer: str = "127.0.0.1") -> HTTPConnection:
+    """A request of that peer; of ``""`` by a Unix socket, as uvicorn says it."""
     raw = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in headers]
-    return HTTPConnection({"type": "http", "headers": raw, "client": (peer, 9)})
+    client, server = ((peer, 9), ("10.0.0.5", 8000)) if peer else (None, ("/run/web.sock", None))
+    return HTTPConnection({"type": "http", "headers": raw, "client": client, "server": server})
 
 
 class StoreClient:
@@ -136,6 +138,15 @@ async def test_a_trusted_proxy_says_who_calls() -> None:
     for peer in ("192.0.2.1", "127.0.0.1", "::1", "testclient"):
         assert await PROXY.authenticate(request(GIVEN, peer)) is None, "ignored, never believed"
     assert await PROXY.authenticate(request(peer="10.1.2.3")) is None
+
+
+@pytest.mark.parametrize("client", [None, ("", 0)])
+@pytest.mark.parametrize("server", [None, ("10.0.0.5", 8000), ("::1", 8000)])
+async def test_a_tcp_peer_that_has_gone_is_not_taken_for_a_unix_socket(client: Any, server: Any) -> None:
+    """uvicorn knows no address of it either."""
+    connection = request(GIVEN)
+    connection.scope.update(client=client, server=server)
+    assert await PROXY.authenticate(connection) is None
 
 
 @pytest.mark.parametrize("at", [0, 1, 2])

@@ -286,6 +286,8 @@ def _create_audit() -> None:
         sa.Column("call_id", TEXT),
         sa.Column("detail", TEXT),
         sa.Column("refused", TEXT),
+        sa.Column("count", sa.Integer, nullable=False),
+        sa.Column("last_at", TEXT),
     )
     op.create_index("audit_at", "audit", ["at", "id"])
     op.create_index("audit_subject", "audit", ["subject", "at", "id"])
