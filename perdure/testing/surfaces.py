@@ -6,6 +6,7 @@ from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from ..ports.store import EventRow, RunRow, TurnRow
 from ..ports.surfaces import (
