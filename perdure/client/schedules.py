@@ -19,12 +19,12 @@ from temporalio.service import RPCError, RPCStatusCode
 
 from ..encryption import AuthMapping
 from ..errors import InvalidInputError, ScheduleExistsError, ScheduleNotFoundError
-from ..loop.payload_limits import RUN_ID_BYTES
 from ..temporal_service import translate_rpc_error
 from ..types.interface import WORKFLOW_TYPE
 from ..types.limits import parse_seconds
 from ..types.messages import MessageInput, clean_text
 from ..types.plain_json import find_json_flaw
+from ..types.run_ids import RUN_ID_BYTES
 from .audit import audit_steering
 from .handles import ClientHandle
 from .visibility import RunSummary, list_runs_of_schedule

@@ -15,13 +15,13 @@ from typing_extensions import TypedDict
 from .. import ports
 from ..encryption import AuthMapping
 from ..errors import InvalidInputError, PerdureError, RunExistsError, RunNotFoundError, TranscriptCorruptedError
-from ..loop.payload_limits import RUN_ID_BYTES
 from ..loop.requests import parse_start
 from ..loop.transcript import list_open_calls
 from ..store import Chain
 from ..types.client_tools import ClientTool, build_client_tools_error, parse_client_tools
 from ..types.interface import FIRST_MESSAGE_MEMO, LABELS, Mode, Override, Response
 from ..types.messages import Dataclass, File, Message, MessageInput, clean_text, find_file_flaw, iter_file_parts
+from ..types.run_ids import RUN_ID_BYTES
 from .handles import ClientHandle
 from .message_content import build_user_message, hold_blobs
 from .run import Run
