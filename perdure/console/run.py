@@ -364,7 +364,7 @@ async def export_events(page: Page) -> Response:
     async def iterate() -> AsyncGenerator[bytes]:
         async with aclosing(follow_run(page.call.run, wait=False)) as events:
             async for event in events:
-                yield encode_event(event) + b"\n"
+                yield encode_event(event, page.call.caller) + b"\n"
 
     name = quote(page.call.params["id"], safe="")
     headers = HEADERS | {"Content-Disposition": f"attachment; filename*=UTF-8''{name}.events.jsonl"}

@@ -41,8 +41,11 @@ NAME_RULE = (
 
 
 def build_run_id(name: str, tenant: str | None) -> str:
-    """Build the id of a tenant's run; of a run without a tenant it is ``name``. Checks nothing."""
-    return name if tenant is None else get_tenant_prefix(tenant) + name
+    """Build the id of a tenant's run; of a run without a tenant it is ``name``. A name that is such an id already stays
+    as it is. Checks nothing."""
+    if tenant is None or name.startswith(get_tenant_prefix(tenant)):
+        return name
+    return get_tenant_prefix(tenant) + name
 
 
 def get_tenant_prefix(tenant: str) -> str:
@@ -59,22 +62,30 @@ def split_run_id(id: str) -> tuple[str | None, str]:
     return (tenant, rest) if get_tenant_prefix(tenant) == prefix + slash else (None, id)
 
 
+def get_root_id(id: str) -> str:
+    """Return the id of the run that the run ``id`` works for: its own, if it is no subagent's."""
+    tenant, rest = split_run_id(id)
+    return build_run_id(rest.partition("/")[0], tenant)
+
+
 def check_run_name(name: object, tenant: str | None = None) -> str:
-    """Return the id of a new run that gets the ``name``, for its tenant.
+    """Return the id of a new run that gets the ``name``, for its tenant, whose own prefix it may have already.
 
     Raises ``InvalidInputError`` for what is not text; ``RunIdError`` for a name that nobody may choose, the same error
     as for an id that is taken by another's run, so that it tells nothing.
     """
     if not isinstance(name, str):
         raise InvalidInputError(f"the id of a run must be text, not {type(name).__name__}")
+    if tenant is not None:
+        name = name.removeprefix(get_tenant_prefix(tenant))
     if name in ("", ".", "..") or name != clean_text(name) or not name.isprintable():
         raise build_run_id_error()
     if "/" in name or name.lower().startswith(RESERVED_PREFIXES):
         raise build_run_id_error()
-    id = build_run_id(name, tenant)
-    if len(id.encode()) > RUN_ID_BYTES - CHILD_ID_BYTES:
+    run_id = build_run_id(name, tenant)
+    if len(run_id.encode()) > RUN_ID_BYTES - CHILD_ID_BYTES:
         raise build_run_id_error()
-    return id
+    return run_id
 
 
 def build_run_id_error() -> RunIdError:
@@ -82,17 +93,21 @@ def build_run_id_error() -> RunIdError:
     return RunIdError("this id cannot be used", hint=NAME_RULE)
 
 
-def check_tenant_of_id(id: str, tenant: str | None) -> None:
-    """Raise ``InvalidInputError`` for a run whose id does not name its ``tenant``: for starts by any client of
-    Temporal."""
-    if split_run_id(id)[0] != tenant or (tenant is None and id.startswith(TENANT_MARK)):
-        prefix = "" if tenant is None else get_tenant_prefix(tenant)
+def read_tenant(id: str, tenant: str | None) -> str | None:
+    """Return the tenant of a run that any client of Temporal has started: its id names it, and ``tenant``, that of the
+    input, may be left out. Raises ``InvalidInputError`` if they differ."""
+    named = split_run_id(id)[0]
+    if named is None and id.startswith(TENANT_MARK):
+        raise InvalidInputError(f"the id {id!r:.200} begins with {TENANT_MARK}, and names no tenant", hint=_PREFIX_HINT)
+    if tenant is not None and tenant != named:
         raise InvalidInputError(
-            f"the id of a run of tenant {tenant!r} begins with {prefix!r}, not {id!r:.200}"
-            if tenant is not None
-            else f"the id {id!r:.200} is that of a tenant's run, and the input has no tenant",
-            hint="perdure's clients add it; a plain client of Temporal must: @, the tenant percent-encoded, a slash.",
+            f"the id of a run of tenant {tenant!r} begins with {get_tenant_prefix(tenant)!r}, and this is {id!r:.200}",
+            hint=_PREFIX_HINT,
         )
+    return named
+
+
+_PREFIX_HINT = "A plain client of Temporal writes it: @, the tenant percent-encoded (RFC 3986), a slash, the name."
 
 
 def format_child_run_id(context_id: str, scope: str, op: int) -> str:

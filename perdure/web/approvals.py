@@ -143,7 +143,10 @@ class DecisionResults(BaseModel):
 
 async def decide_approvals(call: Call) -> DecisionResults:
     """Decide and answer many calls; each is authorised and decided on its own."""
-    decisions = cast(Decisions, call.body).decisions
+    decisions = [
+        item.model_copy(update={"session": call.caller.read_id(item.session)})
+        for item in cast(Decisions, call.body).decisions
+    ]
     counts = Counter((item.session, item.call_id) for item in decisions)
     if twice := next((name for name, count in counts.items() if count > 1), None):
         raise InvalidInputError(

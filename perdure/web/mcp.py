@@ -221,7 +221,7 @@ class _McpCaller:
         resource = await open_session(call, f"mcp-{name}", "send", "mcp")
         labels: dict[str, Any] = {"tenant": resource.tenant, "user": resource.user}
         run = await self._client.start(
-            params.name, message, id=f"mcp-{name}", if_exists="attach" if key else "error", by=self._call.by, **labels
+            params.name, message, id=resource.id, if_exists="attach" if key else "error", by=self._call.by, **labels
         )
         return run.id
 
@@ -289,18 +289,19 @@ class _McpCaller:
         """Return the task without what waits in it. Raises ``RunNotFoundError``, ``ForbiddenError``."""
         if len(id) > RUN_ID_CHARS:
             raise build_unknown_session_error(id)
-        resource = await self._call.web.find_session(id)
+        run_id = self._call.caller.read_id(id)
+        resource = await self._call.web.find_session(run_id)
         await self._call.authorize(verb, "mcp", resource)
         if agent is not None and resource.agent != agent:
             raise build_unknown_session_error(id)
-        return _Task(id, resource, TurnStatus(task_id="", state="running"), None, ())
+        return _Task(run_id, resource, TurnStatus(task_id="", state="running"), None, ())
 
     async def _read_task(self, id: str, verb: Verb) -> _Task:
         task = await self._find_task(id, verb)
         try:
-            turn = await find_present_turn(self._client, id)
+            turn = await find_present_turn(self._client, task.id)
         except RunNotFoundError:  # its first step has not run yet, or it was cancelled before
-            end = await self._client.run(id).status()
+            end = await self._client.run(task.id).status()
             state: Literal["running", "cancelled"] = "cancelled" if end.state == "cancelled" else "running"
             return replace(task, status=TurnStatus(task_id="", state=state))
         status = await turn.status()
@@ -309,7 +310,7 @@ class _McpCaller:
         waits: Sequence[OpenWait] = ()
         if status.state == "running":
             try:
-                waits, _ = await read_waits(self._client, id)
+                waits, _ = await read_waits(self._client, task.id)
             except PerdureError:  # no worker answers: what waits is known when one does
                 waits = ()
         return replace(task, status=status, turn=turn, waits=waits)
@@ -327,7 +328,8 @@ class _McpCaller:
             created = (await self._client.run(task.id).describe()).start_time.isoformat()
         updated = row.updated_at if row is not None and row.updated_at else created
         message = _describe_waits(task.waits) if task.waits else None
-        fields: dict[str, Any] = {"taskId": task.id, "status": state, "createdAt": created, "lastUpdatedAt": updated}
+        fields: dict[str, Any] = {"taskId": self._call.caller.show_id(task.id), "status": state}
+        fields |= {"createdAt": created, "lastUpdatedAt": updated}
         fields |= {"ttlMs": None, "pollIntervalMs": POLL_MS}
         return fields | ({"statusMessage": f"The run {message}."} if message else {})
 

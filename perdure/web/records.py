@@ -94,7 +94,7 @@ async def list_audit(call: Call) -> AuditList:
     """List who has steered sessions, schedules, webhooks and tokens, the newest first."""
     query = cast(AuditQuery, call.query)
     filters: dict[str, Any] = {
-        "subject": query.subject,
+        "subject": None if query.subject is None else call.caller.read_id(query.subject),
         "by": query.by,
         "verb": query.verb,
         "since": _format(query.since),

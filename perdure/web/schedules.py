@@ -19,7 +19,7 @@ from ..types.messages import NAME_CHARS
 from .auth import Resource
 from .operations import Call, Input, Operation, build_schedule_resource
 from .problems import ForbiddenError
-from .sessions import Content, read_content
+from .sessions import Content, build_session_name, read_content
 
 _DESCRIBED_AT_ONCE = 10
 _MAX_DESCRIBED = 100
@@ -197,10 +197,10 @@ async def _describe(call: Call, id: str) -> ScheduleStatus | None:
 async def create_schedule(call: Call) -> ScheduleInfo:
     """Create a schedule: it starts a run of an agent at certain times."""
     body = cast(NewSchedule, call.body)
-    labels = {"tenant": body.tenant, "user": body.user}
-    if body.tenant is None and call.caller.tenants is not None and len(call.caller.tenants) == 1:
-        labels["tenant"] = call.caller.tenants[0]
-    schedule_id = body.id or f"{body.agent[:100]}-{call.derive_id('schedule')[:16]}"
+    labels = {"tenant": body.tenant or call.caller.tenant, "user": body.user}
+    name = body.id or build_session_name(body.agent, call.derive_id("schedule"))
+    new = await call.authorize_start("schedule", name, Resource("session", None, body.agent, **labels))
+    schedule_id = str(new.id)
     try:
         schedule = await _put_schedule(call, schedule_id, body, labels, paused=body.paused)
     except ScheduleExistsError:
