@@ -235,7 +235,10 @@ class PageRoute:
         return Route(self.path, endpoint, methods=[self.method], name=self.name)
 
     async def _answer(self, web: Web, access: ConsoleAccess, request: Request, visitor: Visitor) -> Response:
-        call = Call(web, request, visitor.caller, dict(request.path_params), None, None)
+        params = dict(request.path_params)
+        if "id" in params:
+            params["id"] = visitor.caller.read_id(params["id"])
+        call = Call(web, request, visitor.caller, params, None, None)
         page = Page(call, visitor, access)
         with audit_caller(visitor.caller.auth, get_client_address(request.scope)):
             if self.method == "POST":
@@ -264,7 +267,7 @@ class PageRoute:
 
 def show_error(request: Request, visitor: Visitor, error: PerdureError) -> Response:
     """Build the page of an error. One that names hosts or stores is in the log alone, as with the API."""
-    problem = build_problem(error)
+    problem = build_problem(visitor.caller.show_error(error))
     fields = json.loads(bytes(problem.body))
     values = {"status": problem.status_code, "detail": fields["detail"], "hint": fields.get("hint")}
     if isinstance(error, RunNotFoundError | NotFoundError):

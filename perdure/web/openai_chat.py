@@ -29,6 +29,7 @@ from ..types.events import (
     TurnEvent,
 )
 from ..types.messages import Usage
+from .auth import Caller
 from .openai_requests import (
     ParameterError,
     Request,

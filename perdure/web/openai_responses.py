@@ -168,7 +168,7 @@ async def _find_response(call: Call, verb: Verb) -> _ResponseReader:
     except NotFoundError:  # its definition was deleted
         definition = {}
     start = await find_turn_start(call.client, turn, await read_latest_seq(call.client, session))
-    acted = Acted(turn, resource, after, max(after, start or 0), status.state == "running", definition)
+    acted = Acted(turn, resource, after, max(after, start or 0), status.state == "running", definition, call.caller)
     return _ResponseReader(call, acted)
 
 

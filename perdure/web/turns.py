@@ -342,11 +342,13 @@ async def open_session(call: Call, id: str, verb: Verb, action: str) -> Resource
     """Return the session ``id`` of the path's agent, which the caller may ``verb``; with ``send`` also one that does
     not exist yet, of the caller's tenant. Raises ``RunNotFoundError``, ``ForbiddenError``, ``RunIdError``."""
     agent = call.params["agent"]
+    found: Resource | None = None
     try:
         found = await call.web.find_session(id)
     except RunNotFoundError:
         if verb != "send":
             raise
+    if found is None or (verb == "send" and not await call.may("read", found)):  # the same answer for both
         found = await call.authorize_start(action, id, Resource("session", None, agent, call.caller.tenant))
     await call.authorize(verb, action, found)
     if found.agent != agent:
