@@ -4,7 +4,9 @@ tenants never meet."""
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable, Mapping
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
 from typing import Any
 from urllib.parse import quote
 
@@ -18,15 +20,12 @@ from perdure import Agent, Client, tool
 from perdure.console import console_routes
 from perdure.errors import RunNotFoundError
 from perdure.testing import ScriptedProvider, call
-from perdure.types.run_ids import build_run_id
+from perdure.types.run_ids import build_run_id, get_tenant_prefix
 from perdure.web.app import OPERATIONS, WebOptions, create_app
 from tests.support.engine import Engine
 from tests.support.wait import eventually
 from tests.support.web import ADA, NamedCallers, Service, make_caller, serve
 
-SAM = make_caller("sam", "operator", tenants=("acme",))
-BOB = make_caller("bob", "operator", tenants=("beta",))
-BOTH = make_caller("both", "operator", tenants=("acme", "beta"))
 REFUSED = "this id cannot be used"
 SECRET = "BETA-SECRET"
 
@@ -110,9 +109,27 @@ def connect(service: Service, name: str) -> httpx.AsyncClient:
     return httpx.AsyncClient(base_url=service.url, headers={"Authorization": f"Bearer {name}"}, timeout=60)
 
 
-def serve_all(client: Client) -> Any:
-    callers = NamedCallers(ADA, SAM, BOB, BOTH)
-    return create_app(client, authenticator=callers, options=WebOptions(dev=True), pages=console_routes)
+@pytest.fixture
+def acme() -> str:
+    return f"acme-{uuid.uuid4().hex[:8]}"
+
+
+@pytest.fixture
+def beta() -> str:
+    return f"beta & söhne {uuid.uuid4().hex[:8]}"
+
+
+@asynccontextmanager
+async def serve_tenants(client: Client, acme: str, beta: str) -> AsyncIterator[Service]:
+    callers = NamedCallers(
+        ADA,
+        make_caller("sam", "operator", tenants=(acme,)),
+        make_caller("bob", "operator", tenants=(beta,)),
+        make_caller("both", "operator", tenants=(acme, beta)),
+    )
+    app = create_app(client, authenticator=callers, options=WebOptions(dev=True), pages=console_routes)
+    async with serve(client, app=app) as service:
+        yield service
 
 
 async def end(client: Client, http: httpx.AsyncClient, run_id: str) -> None:
@@ -144,30 +161,30 @@ async def read_items(http: httpx.AsyncClient, name: str) -> Any:
     return answer.json()["data"]
 
 
-async def make_betas(client: Client, http: httpx.AsyncClient) -> None:
+async def make_betas(client: Client, http: httpx.AsyncClient, beta: str) -> None:
     """Beta's sessions: one that is open, one that has ended, one that Temporal has forgotten."""
     for name in ("open-7", "closed-7", "forgotten-7"):
         made = await http.post("/v1/sessions", json={"agent": "lead", "id": name, "content": SECRET})
         assert made.status_code == 201, made.text
-        await client.run(name, tenant="beta").turn().result()
+        await client.run(name, tenant=beta).turn().result()
     for name in ("closed-7", "forgotten-7"):
-        await end(client, http, build_run_id(name, "beta"))
-    await forget(client, build_run_id("forgotten-7", "beta"))
+        await end(client, http, build_run_id(name, beta))
+    await forget(client, build_run_id("forgotten-7", beta))
 
 
 @pytest.mark.server
-async def test_no_door_begins_a_run_whose_id_is_not_the_callers_to_choose(engine: Engine) -> None:
+async def test_no_door_begins_a_run_whose_id_is_not_the_callers_to_choose(engine: Engine, acme: str, beta: str) -> None:
     async with (
         engine.served(team()) as client,
-        serve(client, app=serve_all(client)) as service,
-        connect(service, "bob") as beta,
-        connect(service, "sam") as acme,
+        serve_tenants(client, acme, beta) as service,
+        connect(service, "bob") as bob,
+        connect(service, "sam") as sam,
     ):
-        await make_betas(client, beta)
-        made = await schedule(beta, "nightly")
+        await make_betas(client, bob, beta)
+        made = await schedule(bob, "nightly")
         assert made.status_code == 201, made.text
-        assert (await create(acme, "origin")).status_code == 201
-        await client.run("origin", tenant="acme").turn().result()
+        assert (await create(sam, "origin")).status_code == 201
+        await client.run("origin", tenant=acme).turn().result()
         due = made.json()["next"][0].replace("+00:00", "Z")
         names = {
             "slash": "a/b",
@@ -177,86 +194,88 @@ async def test_no_door_begins_a_run_whose_id_is_not_the_callers_to_choose(engine
             "line break": "x\ny",
             "bidi": "a\u202eb",
             "reserved for tenants": "@x",
-            "another tenant's, open": build_run_id("open-7", "beta"),
-            "another tenant's, closed": build_run_id("closed-7", "beta"),
-            "another tenant's, forgotten": build_run_id("forgotten-7", "beta"),
+            "another tenant's, open": build_run_id("open-7", beta),
+            "another tenant's, closed": build_run_id("closed-7", beta),
+            "another tenant's, forgotten": build_run_id("forgotten-7", beta),
             "a scheduled run": f"schedule:nightly-{due}",
-            "a scheduled run of another": build_run_id(f"schedule:nightly-{due}", "beta"),
+            "a scheduled run of another": build_run_id(f"schedule:nightly-{due}", beta),
             "Temporal's own": "temporal-sys-scheduler:nightly",
             "a webhook's delivery": "perdure-webhook/w/s/1",
             "too long": "x" * 1000,
         }
-        before = [await read_items(beta, name) for name in ("open-7", "closed-7", "forgotten-7")]
-        counts = (await beta.get("/v1/sessions")).json()
+        before = [await read_items(bob, name) for name in ("open-7", "closed-7", "forgotten-7")]
+        counts = (await bob.get("/v1/sessions")).json()
         for door, begin in DOORS.items():
             for why, name in names.items():
                 if door.startswith("openai_chat") and not name.isprintable():
                     continue  # no header has such a name
-                answer = await begin(acme, name)
+                answer = await begin(sam, name)
                 said = answer.json()
                 told = said.get("detail") or said["error"]["message"]
-                assert (answer.status_code, told) == (409, REFUSED), f"{door}: {why}: {answer.text}"
-        assert [await read_items(beta, name) for name in ("open-7", "closed-7", "forgotten-7")] == before
-        assert (await beta.get("/v1/sessions")).json() == counts
-        assert {row["id"] for row in (await acme.get("/v1/sessions")).json()["data"]} == {"origin"}
+                assert (answer.status_code, told[: len(REFUSED)]) == (409, REFUSED), f"{door}: {why}: {answer.text}"
+        assert [await read_items(bob, name) for name in ("open-7", "closed-7", "forgotten-7")] == before
+        assert (await bob.get("/v1/sessions")).json() == counts
+        assert {row["id"] for row in (await sam.get("/v1/sessions")).json()["data"]} == {"origin"}
 
 
 @pytest.mark.server
-async def test_two_tenants_may_have_runs_of_one_name_and_neither_learns_of_the_others(engine: Engine) -> None:
+async def test_two_tenants_may_have_runs_of_one_name_and_neither_learns_of_the_others(
+    engine: Engine, acme: str, beta: str
+) -> None:
     async with (
         engine.served(team()) as client,
-        serve(client, app=serve_all(client)) as service,
-        connect(service, "bob") as beta,
-        connect(service, "sam") as acme,
+        serve_tenants(client, acme, beta) as service,
+        connect(service, "bob") as bob,
+        connect(service, "sam") as sam,
     ):
-        await make_betas(client, beta)
-        assert (await create(acme, "origin")).status_code == 201
-        await client.run("origin", tenant="acme").turn().result()
+        await make_betas(client, bob, beta)
+        assert (await create(sam, "origin")).status_code == 201
+        await client.run("origin", tenant=acme).turn().result()
         for number, (door, begin) in enumerate(DOORS.items()):
             if door == "create_schedule":
-                assert (await begin(beta, "nightly")).status_code == (await begin(acme, "nightly")).status_code == 201
+                assert (await begin(bob, "nightly")).status_code == (await begin(sam, "nightly")).status_code == 201
                 continue
             for name in ("open-7", "closed-7", "forgotten-7"):
                 if number and door in ("create_session", "fork_session"):
                     name = f"{name}-{door}"
-                answer = await begin(acme, name)
+                answer = await begin(sam, name)
                 assert answer.status_code in (200, 201), f"{door}: {answer.text}"
                 assert SECRET not in answer.text
         for name in ("open-7", "closed-7", "forgotten-7"):
-            await client.run(name, tenant="acme").turn().result()
-            own, theirs = await read_items(acme, name), await read_items(beta, name)
+            await client.run(name, tenant=acme).turn().result()
+            own, theirs = await read_items(sam, name), await read_items(bob, name)
             assert SECRET in json.dumps(theirs)
             assert "hi" not in json.dumps(theirs)
             assert SECRET not in json.dumps(own)
         # Those who may see both name them with their tenants.
         async with connect(service, "both") as both:
             listed = {row["id"] for row in (await both.get("/v1/sessions", params={"limit": 100})).json()["data"]}
-            assert {"@acme/open-7", "@beta/open-7"} <= listed
-            assert SECRET in json.dumps(await read_items(both, "@beta/open-7"))
+            assert {build_run_id("open-7", acme), build_run_id("open-7", beta)} <= listed
+            assert SECRET in json.dumps(await read_items(both, build_run_id("open-7", beta)))
 
 
 @pytest.mark.server
-async def test_what_a_caller_is_told_has_no_prefix_and_can_be_sent_back(engine: Engine) -> None:
+async def test_what_a_caller_is_told_has_no_prefix_and_can_be_sent_back(engine: Engine, acme: str, beta: str) -> None:
     async with (
         engine.served(team()) as client,
-        serve(client, app=serve_all(client)) as service,
-        connect(service, "sam") as acme,
+        serve_tenants(client, acme, beta) as service,
+        connect(service, "sam") as sam,
     ):
-        made = await acme.post("/v1/sessions", json={"agent": "lead", "id": "order-7", "content": "delegate"})
+        made = await sam.post("/v1/sessions", json={"agent": "lead", "id": "order-7", "content": "delegate"})
         assert (made.status_code, made.json()["id"]) == (201, "order-7")
         assert made.headers["location"] == "/v1/sessions/order-7"
-        await client.run("order-7", tenant="acme").turn().result()
-        [child] = (await acme.get("/v1/sessions/order-7/subagents")).json()["data"]
+        await client.run("order-7", tenant=acme).turn().result()
+        [child] = (await sam.get("/v1/sessions/order-7/subagents")).json()["data"]
         assert child["id"].startswith("order-7/")
-        found = await acme.get(f"/v1/sessions/{quote(child['id'], safe='')}")
+        found = await sam.get(f"/v1/sessions/{quote(child['id'], safe='')}")
         assert (found.status_code, found.json().get("id")) == (200, child["id"]), found.text
-        assert (await schedule(acme, "nightly")).json()["id"] == "nightly"
-        assert (await acme.post("/v1/schedules/nightly/trigger", json={})).status_code == 200
+        assert (await schedule(sam, "nightly")).json()["id"] == "nightly"
+        assert (await sam.post("/v1/schedules/nightly/trigger", json={})).status_code == 200
         for door in ("agui", "vercel", "openai_chat", "openai_responses"):
-            assert (await DOORS[door](acme, f"thread-{door}")).status_code == 200
+            assert (await DOORS[door](sam, f"thread-{door}")).status_code == 200
 
         async def has_run() -> bool:
-            return bool((await acme.get("/v1/schedules/nightly")).json()["recent"])
+            return bool((await sam.get("/v1/schedules/nightly")).json()["recent"])
 
         await eventually(has_run)
         paths = [
@@ -267,23 +286,23 @@ async def test_what_a_caller_is_told_has_no_prefix_and_can_be_sent_back(engine: 
             "/agui/lead?threadId=thread-agui&runId=r1",
         ]  # fmt: skip
         for path in paths:
-            answer = await acme.get(path, headers={"accept": "application/json"})
-            assert "@acme/" not in answer.text, f"{path}: {answer.text}"
-        rows = (await acme.get("/v1/audit?subject=order-7")).json()["data"]
+            answer = await sam.get(path, headers={"accept": "application/json"})
+            assert get_tenant_prefix(acme) not in answer.text, f"{path}: {answer.text}"
+        rows = (await sam.get("/v1/audit?subject=order-7")).json()["data"]
         assert {row["subject"] for row in rows} <= {"order-7"}
-        forked = await acme.post("/v1/sessions/order-7/fork", json={"id": "order-8"})
+        forked = await sam.post("/v1/sessions/order-7/fork", json={"id": "order-8"})
         assert (forked.status_code, forked.json()["id"]) == (201, "order-8")
-        diff = await acme.get("/v1/sessions/order-7/diff", params={"with": "order-8"})
+        diff = await sam.get("/v1/sessions/order-7/diff", params={"with": "order-8"})
         assert diff.status_code == 200, diff.text
-        page = await acme.get(f"/runs/{quote(child['id'], safe='')}")
+        page = await sam.get(f"/runs/{quote(child['id'], safe='')}")
         assert page.status_code in (200, 303)
 
 
 @pytest.mark.server
-async def test_a_schedule_and_its_runs_name_their_tenant(engine: Engine) -> None:
+async def test_a_schedule_and_its_runs_name_their_tenant(engine: Engine, acme: str) -> None:
     async with engine.served(team()) as client:
-        made = await client.schedule("lead", "hi", id="nightly", cron="0 7 1 1 *", tenant="acme")
+        made = await client.schedule("lead", "hi", id="nightly", cron="0 7 1 1 *", tenant=acme)
         action = (await made.handle.describe()).schedule.action
         assert isinstance(action, ScheduleActionStartWorkflow)
-        assert (made.id, action.id) == ("@acme/nightly", "@acme/schedule:nightly")
+        assert (made.id, action.id) == (f"@{acme}/nightly", f"@{acme}/schedule:nightly")
         await made.delete()
