@@ -294,7 +294,7 @@ async def test_what_a_caller_is_told_has_no_prefix_and_can_be_sent_back(engine: 
         assert (forked.status_code, forked.json()["id"]) == (201, "order-8")
         diff = await sam.get("/v1/sessions/order-7/diff", params={"with": "order-8"})
         assert diff.status_code == 200, diff.text
-        page = await sam.get(f"/runs/{quote(child['id'], safe='')}")
+        page = await sam.get(f"/console/runs/{quote(child['id'], safe='')}")
         assert page.status_code in (200, 303)
 
 
