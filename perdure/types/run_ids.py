@@ -68,6 +68,13 @@ def get_root_id(id: str) -> str:
     return build_run_id(rest.partition("/")[0], tenant)
 
 
+def get_parent_id(id: str) -> str | None:
+    """Return the id of the run that has started the run ``id``, as a subagent; None if it is no subagent's."""
+    tenant, rest = split_run_id(id)
+    parent = rest.rpartition("/")[0]
+    return build_run_id(parent, tenant) if parent else None
+
+
 def check_run_name(name: object, tenant: str | None = None) -> str:
     """Return the id of a new run that gets the ``name``, for its tenant, whose own prefix it may have already.
 

@@ -165,7 +165,7 @@ async def decide_approvals(call: Call) -> DecisionResults:
         except TimeoutError:
             return _build_result(item, _build_late_error())
         except PerdureError as error:
-            return _build_result(item, error)
+            return _build_result(item, call.caller.show_error(error))
         except Exception as error:  # of one decision: the others have their results
             return _build_result(item, build_unexpected_problem(error))
 

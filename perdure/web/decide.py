@@ -23,7 +23,7 @@ from ..errors import PerdureError, RunNotFoundError
 from ..types.approvals import PendingApproval
 from ..types.interface import Status
 from .auth import Resource
-from .operations import Call, Web
+from .operations import Call, Web, shown_errors
 from .origins import get_client_address
 from .problems import UnauthorizedError, WebError, build_problem, build_unexpected_problem
 
@@ -53,7 +53,7 @@ def decide_routes(web: Web, prefix: str = "/decide") -> list[Route]:
             caller = await web.authenticate(request)
             params = dict(request.path_params)
             call = Call(web, request, caller, params | {"id": caller.read_id(params["id"])}, None, None)
-            with audit_caller(caller.auth, get_client_address(request.scope)):
+            with audit_caller(caller.auth, get_client_address(request.scope)), shown_errors(caller):
                 call.resource = await web.find_session(call.params["id"])
                 return await (_decide(call) if request.method == "POST" else _show(call))
         except UnauthorizedError as error:

@@ -43,7 +43,7 @@ from ..types.events import ModelDelta
 from ..types.interface import TurnStatus
 from ..types.messages import RUN_ID_CHARS
 from ..types.plain_json import parse_json
-from .auth import Resource, Verb
+from .auth import Caller, Resource, Verb
 from .lists import read_visible_agents
 from .operations import KEY_CHARS, Call, Web, build_unknown_session_error
 from .origins import get_client_address
@@ -163,13 +163,13 @@ class _McpCaller:
         server: Server[Any] = Server(
             "perdure",
             instructions="Each tool is an agent. A call starts a run, which goes on when the client leaves.",
-            on_list_tools=_guard(self._list_tools),
-            on_call_tool=_guard(self._call_tool),
+            on_list_tools=_guard(self._call.caller, self._list_tools),
+            on_call_tool=_guard(self._call.caller, self._call_tool),
         )
         server.extensions[TASKS] = {}
-        server.add_request_handler("tasks/get", TaskParams, _guard(self._get_task))
-        server.add_request_handler("tasks/update", UpdateParams, _guard(self._update_task))
-        server.add_request_handler("tasks/cancel", TaskParams, _guard(self._cancel_task))
+        server.add_request_handler("tasks/get", TaskParams, _guard(self._call.caller, self._get_task))
+        server.add_request_handler("tasks/update", UpdateParams, _guard(self._call.caller, self._update_task))
+        server.add_request_handler("tasks/cancel", TaskParams, _guard(self._call.caller, self._cancel_task))
         return server
 
     # ---
@@ -201,7 +201,8 @@ class _McpCaller:
                 params, json.loads(rows[0].body).get("input") is not None, _read_key(ctx, self._call)
             )
         except (InvalidInputError, RunExistsError) as error:  # for the model, which may call again
-            return _build_error(error.message + (f" {error.hint}" if error.hint else ""))
+            shown = self._call.caller.show_error(error)
+            return _build_error(shown.message + (f" {shown.hint}" if shown.hint else ""))
         if _has_tasks(ctx):
             return {"resultType": "task", **(await self._describe_task(await self._read_task(run_id, "read")))}
         return await self._wait(ctx, run_id)
@@ -392,7 +393,9 @@ class _McpCaller:
             await run.answer(call.call_id, None, error="the user gave no answer", hash=call.hash, by=by)
 
 
-def _guard(method: Callable[[Context, ParamsT], Awaitable[Any]]) -> Callable[[Context, ParamsT], Awaitable[Any]]:
+def _guard(
+    caller: Caller, method: Callable[[Context, ParamsT], Awaitable[Any]]
+) -> Callable[[Context, ParamsT], Awaitable[Any]]:
     """Answer perdure's errors as errors of JSON-RPC, without internals."""
 
     async def guarded(ctx: Context, params: ParamsT) -> Any:
@@ -401,7 +404,7 @@ def _guard(method: Callable[[Context, ParamsT], Awaitable[Any]]) -> Callable[[Co
         except MCPError:
             raise
         except PerdureError as error:
-            response = build_problem(error)
+            response = build_problem(caller.show_error(error))
         except Exception as error:  # nothing of it is for the caller
             response = build_unexpected_problem(error)
         problem = json.loads(bytes(response.body))

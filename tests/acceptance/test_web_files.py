@@ -148,7 +148,7 @@ async def test_the_hash_of_anothers_file_gives_no_right_to_it(engine: Engine) ->
             refused = await theirs.put(f"/schedules/{session}", json={**hourly, "content": [part]})
             assert (refused.status_code, refused.json()["error"]) == (400, "InvalidInputError")
         finally:
-            await client.get_schedule(session).delete()
+            await client.get_schedule(session, tenant="other").delete()
         own = await ask(theirs, "Repeat it", agent="noter")
         text = await ask(theirs, f'{{"blob": {{"hash": "{foreign["hash"]}", "size": {len(PNG)}}}}}')
         holders = (await (await client.store()).read_holders([str(foreign["hash"])]))[str(foreign["hash"])]
@@ -238,17 +238,17 @@ async def test_forks_and_differences_by_http(engine: Engine) -> None:
     async with connected(engine, answering()) as (client, http, theirs):
         session = await ask(http, "one")
         await say(http, session, "two")
-        key, body = {"idempotency-key": "f1"}, {"at": 1, "content": "else", "id": "forks/a b"}
+        key, body = {"idempotency-key": "f1"}, {"at": 1, "content": "else", "id": "forks a&b"}
         forks = [await http.post(f"/sessions/{session}/fork", json=body, headers=key) for _ in range(2)]
         assert [fork.status_code for fork in forks] == [201, 201], forks[-1].text
-        assert (forks[0].json()["id"], forks[0].json()["tenant"]) == ("forks/a b", "acme")
+        assert (forks[0].json()["id"], forks[0].json()["tenant"]) == ("forks a&b", "acme")
         assert forks[1].headers["idempotency-replayed"] == "true"
-        assert forks[0].headers["location"].endswith("/sessions/forks%2Fa%20b")
+        assert forks[0].headers["location"].endswith("/sessions/forks%20a%26b")
         taken = await http.post(f"/sessions/{session}/fork", json=body)
         assert (taken.status_code, taken.json()["error"]) == (409, "RunExistsError")
-        waits = client.run("forks/a b").turn()
+        waits = client.run("forks a&b", tenant="acme").turn()
         assert (await waits.result()).content == "heard: else"
-        diff = (await http.get(f"/sessions/{session}/diff", params={"with": "forks/a b", "limit": 1})).json()
+        diff = (await http.get(f"/sessions/{session}/diff", params={"with": "forks a&b", "limit": 1})).json()
         assert (diff["shared"], diff["iteration"], diff["left_count"], diff["right_count"]) == (2, 1, 2, 2)
         assert [side[0]["parts"][0]["text"] for side in (diff["left"], diff["right"])] == ["two", "else"]
         foreign = await ask(theirs, "secret")

@@ -90,7 +90,6 @@ async def test_what_is_no_schedule_is_refused_before_one_is_made(engine: Engine,
         ({"cron": YEARLY, "note": 7}, "note is text, not 7"),
         ({"cron": YEARLY, "paused": "no"}, "paused is True or False, not 'no'"),
         ({"cron": YEARLY, "id": 7}, "id of a schedule is a text of 1 to 800 bytes, not 7"),
-        
         ({"cron": YEARLY, "id": "x" * 801}, "id of a schedule"),
         ({"cron": YEARLY, "id": "a/b"}, "of a run"),
     ]
