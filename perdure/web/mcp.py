@@ -191,7 +191,8 @@ class _McpCaller:
             task = await self._find_task(params.request_state, "send", params.name)
             await self._give(task, params.input_responses or {})
             if _has_dismissed(params.input_responses or {}):
-                return _describe_unfinished(task.id, "has a question or an approval that was dismissed")
+                shown = self._call.caller.show_id(task.id)
+                return _describe_unfinished(shown, "has a question or an approval that was dismissed")
             return await self._wait(ctx, task.id)
         rows = (await read_visible_agents(self._call)).get(params.name)
         if not rows:
@@ -234,15 +235,15 @@ class _McpCaller:
         except (TimeoutError, NoWorkerError):  # it goes on, or begins when a worker is there
             task = await self._read_task(id, "read")
             if task.status.state == "running" and not task.waits and _is_modern(ctx):
-                return types.InputRequiredResult(request_state=id)
+                return types.InputRequiredResult(request_state=self._call.caller.show_id(id))
         else:
             task = await self._read_task(id, "read")
         if task.status.state != "running":
             return await _build_result(task)
-        asked = await self._build_requests(ctx, task)
+        asked, shown = await self._build_requests(ctx, task), self._call.caller.show_id(id)
         if asked and _is_modern(ctx):
-            return types.InputRequiredResult.model_validate({"inputRequests": asked, "requestState": id})
-        return _describe_unfinished(id, _describe_waits(task.waits) or "still runs")
+            return types.InputRequiredResult.model_validate({"inputRequests": asked, "requestState": shown})
+        return _describe_unfinished(shown, _describe_waits(task.waits) or "still runs")
 
     async def _follow(self, ctx: Context, id: str) -> None:
         """Return when the turn has ended, or nothing of it moves without a decision or an answer."""
@@ -350,7 +351,7 @@ class _McpCaller:
             ):
                 continue
             params = {"mode": "form", "message": _describe_wait(wait), "requestedSchema": _build_form(wait)}
-            requests[wait.id] = {"method": "elicitation/create", "params": params}
+            requests[self._call.caller.show_id(wait.id)] = {"method": "elicitation/create", "params": params}
         return requests
 
     async def _give(self, task: _Task, responses: Mapping[str, Any]) -> None:
@@ -361,7 +362,8 @@ class _McpCaller:
             return
         waits = {wait.id: wait for wait in (await read_waits(self._client, task.id))[0]}
         for key, response in responses.items():
-            wait, parsed = waits.get(key), parse_wait_id(key, task.id)
+            name = self._call.caller.read_id(key)
+            wait, parsed = waits.get(name), parse_wait_id(name, task.id)
             if wait is None or parsed is None or wait.call.kind == "callback":
                 continue
             action, content = _read_response(response)

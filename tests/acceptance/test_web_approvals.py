@@ -110,7 +110,7 @@ async def test_the_inbox_and_many_decisions(engine: Engine) -> None:
         assert by_session[sessions[3]]["question"] == "How many?"
         assert by_session[sessions[3]]["form"]["type"] == "integer"
         mine = await box.read(box.acme, 3)
-        own = {id: id.removeprefix("@acme/") for id in sessions}
+        own = {session: session.removeprefix("@acme/") for session in sessions}
         assert own[sessions[0]] != sessions[0]
         assert {row["session"] for row in mine} == {own[sessions[0]], own[sessions[2]], own[sessions[3]]}
         assert [row["kind"] for row in await box.read(box.ada, 1, kind="question")] == ["question"]

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import httpx
 import pytest
@@ -152,7 +153,7 @@ async def test_the_hash_of_anothers_file_gives_no_right_to_it(engine: Engine) ->
         own = await ask(theirs, "Repeat it", agent="noter")
         text = await ask(theirs, f'{{"blob": {{"hash": "{foreign["hash"]}", "size": {len(PNG)}}}}}')
         holders = (await (await client.store()).read_holders([str(foreign["hash"])]))[str(foreign["hash"])]
-        assert own in holders, "the store keeps the blob for it"
+        assert f"@other/{own}" in holders, "the store keeps the blob for it"
         for reader in (own, text):
             missing = await theirs.get(f"/sessions/{reader}/files/{foreign['hash']}")
             assert (missing.status_code, missing.json()["error"]) == (404, "NotFoundError")
@@ -356,13 +357,13 @@ async def test_files_that_a_summary_has_replaced_and_those_of_subagents_are_stil
         session = await ask(http, [part], agent="keeper")
         for number in range(3):
             await say(http, session, f"{number} " * 200)
-        assert not any(found.blob for found in iter_file_parts(await client.run(session).transcript()))
+        assert not any(found.blob for found in iter_file_parts(await client.run(session, tenant="acme").transcript()))
         got = await http.get(f"/sessions/{session}/files/{part['blob']['hash']}")
         assert (got.status_code, got.content) == (200, PNG)
         parent = await ask(http, "Go", agent="boss")
-        (child,) = await client.run(parent).children()
+        (child,) = await client.run(parent, tenant="acme").children()
         digest = hashlib.sha256(PNG + b"2").hexdigest()
-        for session in (parent, child.id.replace("/", "%2F")):
+        for session in (parent, quote(child.id, safe=""), quote(child.id.removeprefix("@acme/"), safe="")):
             got = await http.get(f"/sessions/{session}/files/{digest}")
             assert 'filename="plot.png"' in got.headers["content-disposition"], session
             assert (await theirs.get(f"/sessions/{session}/files/{digest}")).status_code == 404

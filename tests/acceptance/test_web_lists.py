@@ -74,7 +74,7 @@ async def test_sessions_in_pages(engine: Engine) -> None:
 
         def names() -> list[str]:
             """What a caller of acme alone calls its sessions."""
-            return [id.removeprefix("@acme/") for id in made["acme"]]
+            return [one.removeprefix("@acme/") for one in made["acme"]]
 
         for number in range(6):
             tenant = ("acme", "other", "")[number % 3]
@@ -83,7 +83,7 @@ async def test_sessions_in_pages(engine: Engine) -> None:
             made[tenant].append(run.id)
         session = await client.start(name, "open", mode="session", tenant="acme")
         made["acme"].append(session.id)
-        everything = sorted(id for ids in made.values() for id in ids)
+        everything = sorted(one for ids in made.values() for one in ids)
 
         async def is_listed() -> bool:
             return sorted(await ids_of(http, agent=name)) == everything

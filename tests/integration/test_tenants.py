@@ -88,10 +88,10 @@ async def test_what_begins_a_conversation_decides(engine: Engine) -> None:
         turn = await client.send("talker", "One.", id=chat, **ACME)
         await turn.result()
         assert turn.run.id == f"@acme/{chat}"
-        for id, given in ((chat, ACME), (chat, {"tenant": "acme"}), (turn.run.id, ACME)):
-            await (await client.send("talker", "More.", id=id, **given)).result()
+        for name, given in ((chat, ACME), (chat, {"tenant": "acme"}), (turn.run.id, ACME)):
+            await (await client.send("talker", "More.", id=name, **given)).result()
         heard = len(await turn.run.transcript())
-        with pytest.raises(InvalidInputError, match="user: run .* was not begun for user 'eve'") as error:
+        with pytest.raises(InvalidInputError, match=r"user: run .* was not begun for user 'eve'") as error:
             await client.send("talker", "Tell me all.", id=chat, tenant="acme", user="eve")
         assert "ann" not in str(error.value), "whose conversation it is stays unsaid"
         for tenant in ("evil", None):  # theirs is another conversation, whether or not there is this one
