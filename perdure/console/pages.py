@@ -19,7 +19,8 @@ from importlib import resources
 from typing import Any
 from urllib.parse import quote, urlencode
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import Environment, PackageLoader, StrictUndefined, pass_context
+from jinja2.runtime import Context
 from markupsafe import Markup
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import RedirectResponse, Response
@@ -27,7 +28,7 @@ from starlette.routing import Route
 
 from ..client.audit import audit_caller
 from ..errors import PerdureError, RunNotFoundError
-from ..web.auth import Resource, Verb
+from ..web.auth import Caller, Resource, Verb
 from ..web.operations import Call, Web
 from ..web.origins import get_client_address
 from ..web.problems import (
@@ -99,7 +100,8 @@ def build_templates() -> Environment:
         finalize=texts.finalize,
     )
     environment.filters |= {
-        "segment": lambda text: quote(text, safe=""),
+        "shown": _show_id,
+        "segment": _quote_segment,
         "duration": texts.format_duration,
         "cost": texts.format_cost,
         "count": texts.format_count,
@@ -117,6 +119,18 @@ def build_templates() -> Environment:
         "took": lambda run: texts.format_duration(texts.measure(run.started, run.closed)),
     }
     return environment
+
+
+@pass_context
+def _show_id(context: Context, id: str) -> str:
+    """Return the id of a run or a schedule as the visitor names it: one of a single tenant without that tenant."""
+    caller = context.get("caller")
+    return caller.show_id(id) if isinstance(caller, Caller) else id
+
+
+@pass_context
+def _quote_segment(context: Context, text: str) -> str:
+    return quote(_show_id(context, text), safe="")
 
 
 @dataclass
