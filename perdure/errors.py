@@ -22,7 +22,9 @@
     │       └── AuthContextUnavailableError      it is not available now (a key is missing); retryable
     ├── ToolError                                what a tool's exception becomes for the model
     │   └── QuestionDeclinedError                the question of a tool was declined
-    ├── RunNotFoundError · RunExistsError · RunOpenError · RunClosedError · RunStuckError
+    ├── RunExistsError
+    │   └── RunIdError                           the id cannot be that of a new run
+    ├── RunNotFoundError · RunOpenError · RunClosedError · RunStuckError
     ├── ScheduleNotFoundError · ScheduleExistsError · WebhookNotFoundError
     ├── ApprovalPendingError · ApprovalExpiredError · ApprovalDecidedError
     ├── ProviderError                            the model's API; ``retryable`` says whether to try again
@@ -191,6 +193,11 @@ class RunStuckError(PerdureError):
 
 class RunExistsError(PerdureError):
     """A run with that id exists."""
+
+
+class RunIdError(RunExistsError):
+    """The id cannot be that of a new run: it is malformed, reserved, deleted, or taken by a run that the caller may not
+    see. One text for all causes."""
 
 
 class RunOpenError(PerdureError):

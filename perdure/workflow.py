@@ -15,6 +15,7 @@ from temporalio.exceptions import ApplicationError
 
 from .errors import InvalidInputError, ParseError
 from .types.interface import WORKFLOW_TYPE, OutputT, Response, build_run_memo
+from .types.run_ids import build_run_id
 
 if TYPE_CHECKING:
     from .agent.agent import Agent
@@ -100,7 +101,7 @@ async def run_agent(
     raw = await workflow.execute_child_workflow(
         WORKFLOW_TYPE,
         {field: value for field, value in start.items() if value is not None},
-        id=id or f"{workflow.info().workflow_id}/{name}-{workflow.uuid4().hex[:12]}",
+        id=build_run_id(id or f"{workflow.info().workflow_id}/{name}-{workflow.uuid4().hex[:12]}", tenant),
         task_queue=task_queue,
         **child_options,
     )

@@ -62,7 +62,10 @@ def send(
     async def send_message(client: Client) -> tuple[Turn, Response | None]:
         run = client.run(id) if agent is not None else await find_run(client, id)
         if agent is not None:
-            sending = client.send(agent, content, id=id, message_id=message_id, **opening)
+            from ..types.run_ids import split_run_id
+
+            tenant = split_run_id(id)[0]
+            sending = client.send(agent, content, id=id, message_id=message_id, tenant=tenant, **opening)
         else:
             sending = run.send(content, message_id=message_id)
         turn = await wait_for_delivery(run, sending, message_id)

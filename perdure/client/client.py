@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import atexit
 import time
-import uuid
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import cache
@@ -20,7 +19,7 @@ from typing_extensions import Unpack
 
 from .. import config
 from ..encryption import AuthMapping, seal_auth
-from ..errors import InvalidInputError, TranscriptUnavailableError
+from ..errors import InvalidInputError, RunIdError, RunNotFoundError, TranscriptUnavailableError
 from ..store import Chain, open_store
 from ..store.cache import ByteLRU
 from ..temporal_service import build_schedule_action, start_run_workflow
@@ -28,6 +27,7 @@ from ..types.approvals import PendingKind
 from ..types.client_tools import ClientTool
 from ..types.interface import FIRST_MESSAGE_MEMO, Mode, OutputT
 from ..types.messages import FilePart, Message, MessageInput, clean_text, decode_file_data
+from ..types.run_ids import SCHEDULE_PREFIX, build_run_id, build_run_id_error, split_run_id
 from .audit import audit_steering
 from .message_content import STORE_HINT, AnyOverride
 from .messages import deliver_message
@@ -41,8 +41,7 @@ from .start import (
     check_client_tools,
     check_message_input,
     check_override,
-    check_recorded_labels,
-    check_run_id,
+    claim_run_id,
     get_agent_name,
     hash_first_message,
 )
@@ -171,7 +170,8 @@ class Client:
         tenant: str | None = None,
         user: str | None = None,
     ) -> Run[Any]:
-        """Start a run. ``id`` is its ``context_id``, generated if omitted. ``message`` is text, or a list of texts and
+        """Start a run. ``id`` is its name, generated if omitted; its ``context_id`` (:attr:`Run.id`) is the name, for a
+        ``tenant`` with that before it (:mod:`perdure.types.run_ids`). ``message`` is text, or a list of texts and
         ``File``, or for an agent with an input type an instance of it or a mapping.
 
         ``mode="run"`` ends with the answer; ``"session"`` waits for more messages until it is closed or none has come
@@ -183,11 +183,10 @@ class Client:
         ``tenant`` and ``user`` are labels of the run, its subagents and forks for :meth:`list`; they authorise nothing.
 
         Raises ``RunExistsError`` for an existing id, unless ``if_exists="attach"`` returns that run, which must have
-        been started with the same message (text and files; typed inputs are not compared), for no other tenant or user;
+        been started with the same message (text and files; typed inputs are not compared), for no other user;
+        ``RunIdError`` for an id that no new run may have;
         ``InvalidInputError`` or ``DefinitionError``; ``AuthContextUnavailableError`` without an encryption.
         """
-        context_id = check_run_id(id) or f"{get_agent_name(agent)}-{uuid.uuid4().hex[:12]}"
-        run = Run(self, self.temporal.get_workflow_handle(context_id), agent, output=output)
         options: Any = {"history": history, "idle_timeout": idle_timeout, "tenant": tenant, "user": user}
         start = await build_start_input(
             self,
@@ -201,10 +200,11 @@ class Client:
             max_history_events=max_history_events,
             **options,
         )
+        context_id = await claim_run_id(self, id, start)
+        run = Run(self, self.temporal.get_workflow_handle(context_id), agent, output=output)
         start |= seal_auth(self.temporal, context_id, auth_context, auth_ref)
         message_hash = hash_first_message(context_id, start)
         queue, memo = self.task_queue, {FIRST_MESSAGE_MEMO: message_hash} if message_hash else {}
-        await check_recorded_labels(run, start if id is not None else {})
         try:
             run.handle = await start_run_workflow(self.temporal, context_id, start, task_queue=queue, memo=memo)
         except WorkflowAlreadyStartedError:
@@ -267,47 +267,62 @@ class Client:
         senders are safe. ``override`` changes the agent for this turn; ``client_tools`` are tools that the client runs,
         for this turn (:class:`~perdure.types.client_tools.ClientTool`); ``task_id`` names the turn. With
         ``auth_context`` or ``auth_ref`` the conversation acts on that behalf from the step that takes the message. A
-        message of None opens a turn without a message. ``output`` is as of :meth:`start`. ``tenant`` and ``user`` are
-        those of the message that begins the conversation; later ones need not repeat them, and are refused with others
-        (``InvalidInputError``).
+        message of None opens a turn without a message. ``output`` is as of :meth:`start`. ``tenant`` is part of the
+        conversation's id; ``user`` is that of the message that begins the conversation: later ones need not repeat it,
+        and are refused with another.
 
         Returns when the workflow has accepted the message, which needs a worker. Raises as :meth:`start`.
         """
-        if check_run_id(id) is None:
+        if id is None:
             raise InvalidInputError("send needs the id of a conversation", hint='For instance id="user-7".')
         tools = check_client_tools(agent, client_tools)
-        run = Run(self, self.temporal.get_workflow_handle(id), agent, output=output)
         # A client that continues a conversation need not repeat what it was opened with.
         opened = agent if context is not None else get_agent_name(agent)
         options: Any = {"history": history, "idle_timeout": idle_timeout, "tenant": tenant, "user": user}
         start = await build_start_input(
             self, opened, None, by=by, mode="session", context=context, resume=True, **options
         )
+        opening: dict[str, Any] | None = start
+        try:
+            context_id = await claim_run_id(self, id, {**start, "user": None})
+        except RunIdError:  # such as a subagent's, or a scheduled run's: one that is there takes a message
+            context_id, opening = build_run_id(clean_text(id), tenant), None
+        run = Run(self, self.temporal.get_workflow_handle(context_id), agent, output=output)
         if self.store_url is not None and (store_id := (await self.store()).store_id):
             start.setdefault("store_id", store_id)
-        joined = await deliver_message(
-            run,
-            check_message_input(agent, message),
-            message_id=message_id,
-            task_id=task_id,
-            override=check_override(agent, override),
-            client_tools=tools,
-            by=by,
-            start=start,
-            auth=seal_auth(self.temporal, id, auth_context, auth_ref),
-        )
+        try:
+            joined = await deliver_message(
+                run,
+                check_message_input(agent, message),
+                message_id=message_id,
+                task_id=task_id,
+                override=check_override(agent, override),
+                client_tools=tools,
+                by=by,
+                start=opening,
+                auth=seal_auth(self.temporal, context_id, auth_context, auth_ref),
+            )
+        except RunNotFoundError:
+            if opening is None:
+                raise build_run_id_error() from None
+            raise
         return Turn(run, joined)
 
     @overload
-    def run(self, id: str, agent: Agent[Any, OutputT]) -> Run[OutputT]: ...
+    def run(self, id: str, agent: Agent[Any, OutputT], *, tenant: str | None = None) -> Run[OutputT]: ...
     @overload
-    def run(self, id: str, agent: str | None = None, *, output: type[OutputT]) -> Run[OutputT]: ...
+    def run(
+        self, id: str, agent: str | None = None, *, output: type[OutputT], tenant: str | None = None
+    ) -> Run[OutputT]: ...
     @overload
-    def run(self, id: str, agent: str | None = None, *, output: Any = None) -> Run[Any]: ...
-    def run(self, id: str, agent: str | Agent[Any, Any] | None = None, *, output: Any = None) -> Run[Any]:
+    def run(self, id: str, agent: str | None = None, *, output: Any = None, tenant: str | None = None) -> Run[Any]: ...
+    def run(
+        self, id: str, agent: str | Agent[Any, Any] | None = None, *, output: Any = None, tenant: str | None = None
+    ) -> Run[Any]:
         """Return a handle of the run; sends no request. With its ``agent``, outputs have the agent's output type; with
-        ``output`` that type. Raises ``DefinitionError`` for an ``output`` that pydantic cannot take."""
-        return Run(self, self.temporal.get_workflow_handle(id), agent, output=output)
+        ``output`` that type. ``id`` is the run's (``run.id``), or with ``tenant`` its name. Raises ``DefinitionError``
+        for an ``output`` that pydantic cannot take."""
+        return Run(self, self.temporal.get_workflow_handle(build_run_id(id, tenant)), agent, output=output)
 
     async def schedule(
         self,
@@ -337,10 +352,10 @@ class Client:
         """Start a run at certain times, by a schedule in Temporal: ``cron`` (one expression or several, in
         ``timezone``, else in UTC), ``every`` (seconds, or text like ``"1h"``), or both.
 
-        Each run is a conversation of its own, ``<id>-<time>``. ``overlap`` applies to a run that is due while the last
-        one is open, for instance waiting for an approval: "skip" leaves it out. ``if_exists="replace"`` replaces a
-        schedule of that id; a paused one stays paused. The rest is as of :meth:`start`; but ``auth_context`` is sealed
-        for one run: use ``auth_ref``. Raises ``ScheduleExistsError``, and as :meth:`start`.
+        Each run is a conversation of its own, ``schedule:<id>-<time>``. ``overlap`` applies to a run that is due while
+        the last one is open, for instance waiting for an approval: "skip" leaves it out. ``if_exists="replace"``
+        replaces a schedule of that id; a paused one stays paused. The rest is as of :meth:`start`; but ``auth_context``
+        is sealed for one run: use ``auth_ref``. Raises ``ScheduleExistsError``, and as :meth:`start`.
         """
         from .schedules import (
             Schedule,
@@ -358,18 +373,20 @@ class Client:
             idle_timeout=idle_timeout, max_history_events=max_history_events, tenant=tenant, user=user,
             resume=True,  # a time that is backfilled twice, or triggered twice within its second, has the same id
         )  # fmt: skip
-        start |= seal_auth(self.temporal, id, None, auth_ref)
-        action = build_schedule_action(id, start, task_queue=self.task_queue)
+        schedule_id = await claim_run_id(self, id, start)
+        start |= seal_auth(self.temporal, schedule_id, None, auth_ref)
+        runs_id = build_run_id(SCHEDULE_PREFIX + split_run_id(schedule_id)[1], tenant)
+        action = build_schedule_action(runs_id, start, task_queue=self.task_queue)
         state = api.ScheduleState(note=None if note is None else clean_text(note), paused=paused)
         wanted = api.Schedule(action=action, spec=spec, policy=policy, state=state)
-        async with audit_steering(self, "schedule.create", id, by=by, detail=get_agent_name(agent)):
-            return Schedule(self, await create_schedule(self.temporal, id, wanted, if_exists))
+        async with audit_steering(self, "schedule.create", schedule_id, by=by, detail=get_agent_name(agent)):
+            return Schedule(self, await create_schedule(self.temporal, schedule_id, wanted, if_exists))
 
-    def get_schedule(self, id: str) -> Schedule:
-        """Return a handle of the schedule; sends no request."""
+    def get_schedule(self, id: str, *, tenant: str | None = None) -> Schedule:
+        """Return a handle of the schedule; sends no request. ``id`` is the schedule's, or with ``tenant`` its name."""
         from .schedules import Schedule
 
-        return Schedule(self, self.temporal.get_schedule_handle(id))
+        return Schedule(self, self.temporal.get_schedule_handle(build_run_id(id, tenant)))
 
     async def schedules(self, *, agent: str | None = None, limit: int = 100) -> list[ScheduleStatus]:
         """List the schedules that start agents, or only ``agent``, by their ids; a new one appears after a moment."""

@@ -24,6 +24,7 @@ from .. import events, ports
 from ..errors import NotWaitingYetError, PerdureError, RunNotFoundError, ServerUnreachableError, StoreError
 from ..types.approvals import PendingKind
 from ..types.interface import Status
+from ..types.run_ids import get_parent_id
 from .event_reader import (
     SNAPSHOT_RETRY_SECONDS,
     STORE_RETRY_SECONDS,
@@ -98,8 +99,8 @@ async def retry_while_behind(attempt: Callable[[], Awaitable[T]]) -> T:
 async def is_child_start_pending(run: RunHandle) -> bool:
     """Whether the events of the parent of ``run`` show a call that is to start it: it starts once the parent's workflow
     has the call."""
-    parent_id = run.id.rpartition("/")[0]
-    if not parent_id:
+    parent_id = get_parent_id(run.id)
+    if parent_id is None:
         return False
     log_state = await read_event_log_state(run, parent_id)
     calls = log_state.starting_children.items()

@@ -27,6 +27,7 @@ from .audit import acts_for_caller, audit_steering
 from .handles import RunHandle
 from .message_content import AnyOverride, build_user_message, split_override
 from .messages import decode_start
+from .start import claim_run_id
 
 MEMO_FORK = "forked_from"
 """Memo of a fork: the run, the iteration after which it branches off, and its author."""
@@ -120,7 +121,7 @@ async def start_fork(
     if any(start.get(name) is not None for name in ("override", "context", "history")):
         start["by"] = by
     parse_start(start)
-    fork_id = id or f"{start['agent']}-{uuid.uuid4().hex[:12]}"
+    fork_id = await claim_run_id(client, id, start)
     start |= seal_auth(client.temporal, fork_id, *auth)
     start = {name: value for name, value in start.items() if value is not None}
     memo = {MEMO_FORK: {"run": run.id, "at": point.iteration, "by": by}}

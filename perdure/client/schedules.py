@@ -19,12 +19,12 @@ from temporalio.service import RPCError, RPCStatusCode
 
 from ..encryption import AuthMapping
 from ..errors import InvalidInputError, ScheduleExistsError, ScheduleNotFoundError
-from ..loop.payload_limits import RUN_ID_BYTES
 from ..temporal_errors import translate_rpc_error
 from ..types.interface import WORKFLOW_TYPE
 from ..types.limits import parse_seconds
 from ..types.messages import MessageInput, clean_text
 from ..types.plain_json import find_json_flaw
+from ..types.run_ids import CHILD_ID_BYTES, RUN_ID_BYTES
 from .audit import audit_steering
 from .handles import ClientHandle
 from .visibility import RunSummary, list_runs_of_schedule
@@ -160,7 +160,7 @@ class Schedule:
 
     @property
     def id(self) -> str:
-        """Its id; its runs have the time appended: ``<id>-2026-11-21T07:00:00Z``."""
+        """Its id. Its runs are ``schedule:<name>-2026-11-21T07:00:00Z``, of a tenant with that before it."""
         return self.handle.id
 
     def __repr__(self) -> str:
@@ -302,8 +302,8 @@ async def _decode_schedule_start(temporal: TemporalClient, action: api.ScheduleA
 # Creates and lists schedules, for the methods of :class:`perdure.Client`.
 
 
-MAX_SCHEDULE_ID_BYTES = RUN_ID_BYTES - 100
-"""Longest id of a schedule, in bytes: ids of its runs have 21 more, and those of their subagents some."""
+MAX_SCHEDULE_ID_BYTES = RUN_ID_BYTES - 2 * CHILD_ID_BYTES
+"""Longest name of a schedule, in bytes: ids of its runs have 30 more, and those of their subagents some."""
 _MAX_CONCURRENT_DESCRIBES = 10
 
 
@@ -317,7 +317,7 @@ def check_schedule_arguments(
     note: str | None,
 ) -> None:
     """Raises ``InvalidInputError``."""
-    if not isinstance(id, str) or not id or id != clean_text(id) or len(id.encode()) > MAX_SCHEDULE_ID_BYTES:
+    if not isinstance(id, str) or len(id.encode(errors="surrogatepass")) > MAX_SCHEDULE_ID_BYTES:
         raise InvalidInputError(
             f"the id of a schedule is a text of 1 to {MAX_SCHEDULE_ID_BYTES} bytes, not {id!r:.100}"
         )

@@ -31,7 +31,6 @@ from ..errors import (
     TranscriptUnavailableError,
     WebhookNotFoundError,
 )
-from ..loop.payload_limits import RUN_ID_BYTES
 from ..ports import Store
 from ..ports.store import format_utc_now
 from ..ports.surfaces import add_seconds
@@ -40,6 +39,7 @@ from ..temporal_errors import translate_rpc_error
 from ..types.interface import WEBHOOK_WORKFLOW_TYPE
 from ..types.limits import parse_seconds
 from ..types.messages import NAME_CHARS, RUN_ID_CHARS, clean_text
+from ..types.run_ids import RUN_ID_BYTES
 from ..webhooks import (
     PING,
     WEBHOOK_TYPES,

@@ -212,7 +212,7 @@ async def start(page: Page) -> Response:
         problem = _describe_problem(page, error)
         return await _show_new(page, problem, problem["status"])
     assert call.resource is not None, "that of the new session"
-    return page.redirect(_get_path(name, str(call.resource.id)))
+    return page.redirect(_get_path(name, call.caller.show_id(str(call.resource.id))))
 
 
 def _repeatable(page: Page) -> Call:
@@ -378,7 +378,7 @@ async def send(page: Page) -> Response:
         return await _show_chat(page, problem, problem["status"])
     if page.wants_fragment:
         return page.render("chat_state.html", **await _build_state(page))
-    return page.redirect(_get_path(name, page.call.params["id"]))
+    return page.redirect(_get_path(name, page.call.caller.show_id(page.call.params["id"])))
 
 
 # ---
@@ -496,7 +496,9 @@ async def show_call(page: Page) -> Response:
 async def decide(page: Page) -> Response:
     """Decide on a call, or answer it, as the inbox does."""
     await _open_session(page)
-    return await decide_call(page, back=_get_path(page.call.params["agent"], page.call.params["id"]))
+    return await decide_call(
+        page, back=_get_path(page.call.params["agent"], page.call.caller.show_id(page.call.params["id"]))
+    )
 
 
 async def show_outcome(page: Page) -> Response:

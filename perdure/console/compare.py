@@ -215,7 +215,8 @@ def _mark_step(left: Step | None, right: Step | None) -> tuple[Markup, Markup] |
 async def show_comparison(page: Page) -> Response:
     """Show two runs side by side; without two ids the form that asks for them."""
     given = page.request.query_params
-    left_id, right_id = given.get("left", "").strip(), given.get("right", "").strip()
+    named = [given.get(name, "").strip() for name in ("left", "right")]
+    left_id, right_id = [page.call.caller.read_id(name) if name else "" for name in named]
     values: dict[str, Any] = {"left_id": left_id, "right_id": right_id, "count": await count_pending(page)}
     if not left_id or not right_id:
         if left_id or right_id:  # a fork alone is compared with its origin

@@ -19,7 +19,8 @@ from importlib import resources
 from typing import Any
 from urllib.parse import quote, urlencode
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import Environment, PackageLoader, StrictUndefined, pass_context
+from jinja2.runtime import Context
 from markupsafe import Markup
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import RedirectResponse, Response
@@ -27,7 +28,7 @@ from starlette.routing import Route
 
 from ..client.audit import audit_caller
 from ..errors import PerdureError, RunNotFoundError
-from ..web.auth import Resource, Verb
+from ..web.auth import Caller, Resource, Verb
 from ..web.operations import Call, Web
 from ..web.origins import get_client_address
 from ..web.problems import (
@@ -101,7 +102,8 @@ def build_templates() -> Environment:
         finalize=texts.finalize,
     )
     environment.filters |= {
-        "segment": lambda text: quote(text, safe=""),
+        "shown": _show_id,
+        "segment": _quote_segment,
         "duration": texts.format_duration,
         "cost": texts.format_cost,
         "count": texts.format_count,
@@ -120,6 +122,18 @@ def build_templates() -> Environment:
         "took": lambda run: texts.format_duration(texts.measure(run.started, run.closed)),
     }
     return environment
+
+
+@pass_context
+def _show_id(context: Context, id: str) -> str:
+    """Return the id of a run or a schedule as the visitor names it: one of a single tenant without that tenant."""
+    caller = context.get("caller")
+    return caller.show_id(id) if isinstance(caller, Caller) else id
+
+
+@pass_context
+def _quote_segment(context: Context, text: str) -> str:
+    return quote(_show_id(context, text), safe="")
 
 
 @dataclass
@@ -243,7 +257,10 @@ class PageRoute:
         return Route(self.path, endpoint, methods=[self.method], name=self.name)
 
     async def _answer(self, web: Web, access: ConsoleAccess, request: Request, visitor: Visitor) -> Response:
-        call = Call(web, request, visitor.caller, dict(request.path_params), None, None)
+        params = dict(request.path_params)
+        if "id" in params:
+            params["id"] = visitor.caller.read_id(params["id"])
+        call = Call(web, request, visitor.caller, params, None, None)
         page = Page(call, visitor, access)
         with audit_caller(visitor.caller.auth, get_client_address(request.scope)):
             if self.method == "POST":
@@ -272,7 +289,7 @@ class PageRoute:
 
 def show_error(request: Request, visitor: Visitor, error: PerdureError) -> Response:
     """Build the page of an error. One that names hosts or stores is in the log alone, as with the API."""
-    problem = build_problem(error)
+    problem = build_problem(visitor.caller.show_error(error))
     fields = json.loads(bytes(problem.body))
     values = {"status": problem.status_code, "detail": fields["detail"], "hint": fields.get("hint")}
     if isinstance(error, RunNotFoundError | NotFoundError):

@@ -26,6 +26,7 @@ from ..types.approvals import PendingKind
 from ..types.events import Event, ModelCompleted, ModelDelta
 from ..types.interface import Status
 from ..types.messages import Message, Usage
+from ..types.run_ids import get_parent_id
 from ..web.auth import Resource, Verb
 from ..web.files import get_file
 from ..web.forks import NewFork, fork_session
@@ -210,7 +211,7 @@ async def _build_panel(page: Page, view: View, seconds: float) -> dict[str, Any]
     row = await (await page.call.client.store()).get_run(page.call.params["id"])
     verbs: tuple[Verb, ...] = ("send", "decide", "operate")
     may = {verb: await page.call.may(verb, resource) for verb in verbs}
-    parent, _, _ = page.call.params["id"].rpartition("/")
+    parent = get_parent_id(page.call.params["id"])
     state = status.state if status is not None else row.status if row is not None else "unknown"
     return {
         "run_id": page.call.params["id"],
@@ -364,7 +365,7 @@ async def export_events(page: Page) -> Response:
     async def iterate() -> AsyncGenerator[bytes]:
         async with aclosing(follow_run(page.call.run, wait=False)) as events:
             async for event in events:
-                yield encode_event(event) + b"\n"
+                yield encode_event(event, page.call.caller) + b"\n"
 
     name = quote(page.call.params["id"], safe="")
     headers = HEADERS | {"Content-Disposition": f"attachment; filename*=UTF-8''{name}.events.jsonl"}
@@ -415,7 +416,7 @@ async def act(page: Page) -> Response:
         case _:
             raise InvalidInputError("the form says not what to do")
     await post_event(replace(page.call, body=validate(SessionEvent, event, "the form")))
-    return page.redirect(f"/runs/{quote(page.call.params['id'], safe='')}")
+    return page.redirect(f"/runs/{quote(page.call.caller.show_id(page.call.params['id']), safe='')}")
 
 
 def read_nonce(text: str) -> str:
@@ -448,7 +449,7 @@ async def _fork(page: Page, text: str) -> Response:
     call = replace(page.call, body=validate(NewFork, fields, "the form"))
     await call.authorize("send", "fork")
     fork = await fork_session(call)
-    return page.redirect(f"/runs/{quote(fork.id, safe='')}")
+    return page.redirect(f"/runs/{quote(page.call.caller.show_id(fork.id), safe='')}")
 
 
 async def _count_replies(page: Page, head: str) -> int:

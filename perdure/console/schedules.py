@@ -310,7 +310,7 @@ async def act_on_schedule(page: Page) -> Response:
             return page.redirect("/schedules", deleted="1")
         case _:
             raise InvalidInputError("the form says not what to do")
-    return page.redirect(f"/schedules/{quote(call.params['id'], safe='')}", done=action)
+    return page.redirect(f"/schedules/{quote(call.caller.show_id(call.params['id']), safe='')}", done=action)
 
 
 _ONE = "/schedules/{schedule:segment}"

@@ -10,6 +10,7 @@ from ..types.approvals import hash_name
 from ..types.interface import OperatorPause
 from ..types.limits import Bounds
 from ..types.messages import NAME_CHARS, clean_text, copy_shared
+from ..types.run_ids import read_tenant
 from ..types.state import Pause, RequestedPause, RunState, TurnAnswer, read_state
 from ..types.wire import TurnFailure
 from .apply import carry_results, drop_reminder, end_turn_at_limit
@@ -242,6 +243,7 @@ def create_run_state(raw: Any, context_id: str, scope: str, parent_id: str | Non
     Raises ``InvalidInputError`` that names what is wrong with ``raw``.
     """
     start = parse_start(raw)
+    start = start.model_copy(update={"tenant": read_tenant(context_id, start.tenant)})
     parent = start.parent
     is_child = parent is not None and parent.context_id == parent_id
     if parent is not None and not is_child:  # reopened by a client: only its restrictions hold

@@ -20,8 +20,6 @@ MESSAGE_BYTES = 1024 * 1024
 """Bytes of one message. The client puts a longer one into the store."""
 MESSAGE_ID_BYTES = 400
 """Bytes of a message's id. A thousand of them are carried from execution to execution."""
-RUN_ID_BYTES = 1000
-"""Bytes of a run id: Temporal's limit for a workflow id."""
 CONTEXT_BYTES = 16 * 1024
 """Bytes of the run's context, which is part of every activity's input, and so many times in history."""
 OVERRIDE_BYTES = 128 * 1024

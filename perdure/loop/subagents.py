@@ -10,13 +10,14 @@ from typing import Any
 from ..types.interface import Parent, Response
 from ..types.limits import Bounds
 from ..types.plain_json import measure_json
+from ..types.run_ids import RUN_ID_BYTES
 from ..types.state import PendingBranch, RunState, ToolCallState
 from ..types.subagents import BranchOutcome, Lineage, PathStep
 from ..types.tool_calls import Call, SubagentCall
 from .apply import fail_call, finish_call
 from .children import build_child_run_id, list_active_background_runs, list_branch_outcomes, list_running_branches
 from .limits import add_usage, compute_largest_call, compute_remaining_budget, list_limit_uses
-from .payload_limits import RUN_ID_BYTES, STEP_BYTES, measure_model
+from .payload_limits import STEP_BYTES, measure_model
 from .results import can_fit_result
 from .waits import list_requesters, record_requesters
 

@@ -19,7 +19,6 @@ from ag_ui.core.capabilities import AgentCapabilities
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from ..client.client import Client
 from ..client.turn import Turn
 from ..errors import ApprovalDecidedError, ApprovalExpiredError, InvalidInputError, RunNotFoundError
 from ..types.messages import File
@@ -85,7 +84,8 @@ async def _tell(call: Call) -> Response:
 
 async def _continue(call: Call) -> Response:
     """Continue the stream of a run: it begins with the whole conversation, so that the last id only saves time."""
-    thread_id, run_id = call.request.query_params.get("threadId", ""), call.request.query_params.get("runId", "")
+    run_id = call.request.query_params.get("runId", "")
+    thread_id = call.caller.read_id(call.request.query_params.get("threadId", ""))
     parse_seq(call.request.headers.get("last-event-id"))
     await open_session(call, thread_id, "read", "agui")
     turn = call.client.run(thread_id).turn(shorten_id(run_id))
@@ -95,7 +95,7 @@ async def _continue(call: Call) -> Response:
         turn = await find_present_turn(call.client, thread_id)
     translator = AguiTranslator(thread_id, run_id or turn.task_id, version="1.0")
     return EventStream(
-        _stream(call.client, _Acted(turn), translator, after), on_close=call.hold_stream(), check=call.is_current
+        _stream(call, _Acted(turn), translator, after), on_close=call.hold_stream(), check=call.is_current
     )
 
 
@@ -115,6 +115,7 @@ class _Acted:
 
 async def _run(call: Call) -> Response:
     sent = validate(RunAgentInput, await read_body(call), "body")
+    sent = sent.model_copy(update={"thread_id": call.caller.read_id(sent.thread_id)})
     if len(sent.messages) > MAX_MESSAGES:
         raise WebError(f"messages has more than {MAX_MESSAGES:,} entries", status=413, name="BodyTooLargeError")
     agent, thread_id = call.params["agent"], sent.thread_id
@@ -133,9 +134,7 @@ async def _run(call: Call) -> Response:
     names = [tool.name for tool in sent.tools or ()]
     translator = AguiTranslator(thread_id, sent.run_id, version=sent.protocol_version, frontend_tools=names)
     acted.held = [dump_message(message) for message in sent.messages]
-    return EventStream(
-        _stream(call.client, acted, translator, after), on_close=call.hold_stream(), check=call.is_current
-    )
+    return EventStream(_stream(call, acted, translator, after), on_close=call.hold_stream(), check=call.is_current)
 
 
 async def _send(call: Call, agent: str, sent: RunAgentInput) -> tuple[_Acted, int]:
@@ -189,13 +188,15 @@ async def _resume(call: Call, sent: RunAgentInput) -> _Acted:
     """Decide the interrupts. Each open one needs an entry; what others have decided meanwhile is told."""
     thread_id, entries = sent.thread_id, sent.resume or []
     frontend = {tool.name for tool in sent.tools or ()}
+    entries = [entry.model_copy(update={"interrupt_id": call.caller.read_id(entry.interrupt_id)}) for entry in entries]
     waits, _ = await read_waits(call.client, thread_id)
     given = {entry.interrupt_id for entry in entries}
     asked = [wait for wait in waits if not (wait.call.kind == "callback" and wait.call.name in frontend)]
     kinds = {wait.id: wait.call.kind for wait in waits}
     if given & kinds.keys() and (missing := [wait.id for wait in asked if wait.id not in given]):
+        names = ", ".join(map(call.caller.show_id, missing))
         raise WebError(
-            f"resume has no entry for {len(missing)} open interrupts: {', '.join(missing)[:500]}",
+            f"resume has no entry for {len(missing)} open interrupts: {names[:500]}",
             status=409, name="UncoveredInterruptError", hint="Answer each, or give it the status cancelled.",
         )  # fmt: skip
     warnings: list[tuple[str, Any]] = []
@@ -274,10 +275,15 @@ def _join_texts(parts: Sequence[Any]) -> str:
     return "".join(part.text for part in parts if part.type == "text")
 
 
-async def _stream(client: Client, acted: _Acted, translator: AguiTranslator, after: int) -> AsyncGenerator[bytes]:
+async def _stream(call: Call, acted: _Acted, translator: AguiTranslator, after: int) -> AsyncGenerator[bytes]:
     """Yield the frames of a run. The number of an event is the id of its last frame only, so that a client that was
     cut off between two of them has not seen it."""
+    client = call.client
     texts, turn = EventTexts(client), acted.turn
+
+    def encode(frame: Frame, seq: int | None = None) -> bytes:
+        return encode_frame(encode_json(call.caller.show_ids(frame)), seq)
+
     if acted.is_new:
         frames = translator.start(acted.held)
     else:
@@ -290,23 +296,19 @@ async def _stream(client: Client, acted: _Acted, translator: AguiTranslator, aft
             translator.merge(acted.held, acted.results, is_whole=True)
         frames = translator.start()
     for frame in frames:
-        yield _encode(frame)
+        yield encode(frame)
     for name, value in acted.warnings:
         for frame in translator.warn(name, value):
-            yield _encode(frame)
+            yield encode(frame)
     async with aclosing(follow_until_still(client, turn, after, has_waits=not acted.is_new)) as events:
         async for event in events:
             if isinstance(event, list):
                 for frame in translator.finish([await texts.load_wait(wait) for wait in event]):
-                    yield _encode(frame)
+                    yield encode(frame)
                 return
             results = await texts.load_results(event.context_id) if translator.lacks_results(event) else None
             frames = translator.feed(await texts.load(event), results)
             for index, frame in enumerate(frames, 1):
-                yield _encode(frame, event.seq if index == len(frames) else None)
+                yield encode(frame, event.seq if index == len(frames) else None)
     for frame in translator.finish():
-        yield _encode(frame)
-
-
-def _encode(frame: Frame, seq: int | None = None) -> bytes:
-    return encode_frame(encode_json(frame), seq)
+        yield encode(frame)

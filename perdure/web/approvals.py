@@ -144,7 +144,10 @@ class DecisionResults(BaseModel):
 
 async def decide_approvals(call: Call) -> DecisionResults:
     """Decide and answer many calls; each is authorised and decided on its own."""
-    decisions = cast(Decisions, call.body).decisions
+    decisions = [
+        item.model_copy(update={"session": call.caller.read_id(item.session)})
+        for item in cast(Decisions, call.body).decisions
+    ]
     counts = Counter((item.session, item.call_id) for item in decisions)
     if twice := next((name for name, count in counts.items() if count > 1), None):
         raise InvalidInputError(
@@ -163,7 +166,7 @@ async def decide_approvals(call: Call) -> DecisionResults:
         except TimeoutError:
             return _build_result(item, _build_late_error())
         except PerdureError as error:
-            return _build_result(item, error)
+            return _build_result(item, call.caller.show_error(error))
         except Exception as error:  # of one decision: the others have their results
             return _build_result(item, build_unexpected_problem(error))
 

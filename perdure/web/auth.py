@@ -20,13 +20,14 @@ from typing import Any, Literal, NamedTuple, Protocol, get_args
 from starlette.requests import HTTPConnection
 
 from ..client.handles import ClientHandle
-from ..errors import InvalidInputError, StoreError
+from ..errors import InvalidInputError, PerdureError, StoreError
 from ..ports.store import format_utc_now
 from ..ports.surfaces import add_seconds
 from ..ports.tokens import ROLES as ROLES
 from ..ports.tokens import TOKEN_PREFIX, TokenRow, is_secret_of, parse_token
 from ..ports.tokens import Role as Role
 from ..ports.tokens import Verb as Verb
+from ..types.run_ids import TENANT_MARK, build_run_id, get_tenant_prefix
 from .origins import FORWARDING_HEADERS, TrustedPeers, get_peer, is_loopback, is_loopback_name, parse_host
 from .problems import ForbiddenError, NotFoundError, UnauthorizedError, WebError
 
@@ -56,6 +57,64 @@ class Caller:
     """The agents whose runs it may see; None: all."""
     sessions: tuple[str, ...] | None = None
     """The sessions that it may see, with their subagents; None: all."""
+
+    @property
+    def tenant(self) -> str | None:
+        """The tenant of a caller of one tenant: its new runs are that tenant's, and it names them without the tenant,
+        which is part of their ids (:mod:`perdure.types.run_ids`)."""
+        return self.tenants[0] if self.tenants is not None and len(self.tenants) == 1 else None
+
+    def read_id(self, shown: str) -> str:
+        """Return the id of the run or schedule that the caller names, with its tenant or without it."""
+        return shown if shown.startswith(TENANT_MARK) else build_run_id(shown, self.tenant)
+
+    def show_id(self, id: str) -> str:
+        """Return what the caller names the run or schedule ``id``, or what begins with such an id."""
+        return id if self.tenant is None else id.removeprefix(get_tenant_prefix(self.tenant))
+
+    def show_ids(self, value: Any) -> Any:
+        """Return the JSON ``value`` with the ids of runs as :meth:`show_id` has them, in the fields :data:`ID_FIELDS`,
+        but for what authors, models and users have written (:data:`_FREE_FIELDS`)."""
+        if self.tenant is None:
+            return value
+        if isinstance(value, list | tuple):
+            return [self.show_ids(item) for item in value]
+        if not isinstance(value, dict):
+            return value
+        shown = dict(value)
+        for name, item in value.items():
+            if name in ID_FIELDS:
+                names = item if isinstance(item, list | tuple) else [item]
+                found = [self.show_id(one) if isinstance(one, str) else one for one in names]
+                shown[name] = found if names is item else found[0]
+            elif name not in _FREE_FIELDS:
+                shown[name] = self.show_ids(item)
+        return shown
+
+    def show_error(self, error: PerdureError) -> PerdureError:
+        """Return ``error`` with the ids in its text as the caller names them."""
+        if self.tenant is not None:
+            prefix = get_tenant_prefix(self.tenant)
+            error.message = error.message.replace(prefix, "")
+            error.hint = error.hint and error.hint.replace(prefix, "")
+        return error
+
+
+ID_FIELDS = frozenset(
+    {
+        "context_id", "child_context_id", "detail", "id", "key", "root", "running", "session", "subject",
+        "threadId", "subagentRunId", "parentSubagentRunId", "messageId", "parentMessageId", "toolCallId", "approvalId",
+        "interruptId", "taskId",
+    }
+)  # fmt: skip
+"""Fields of answers, events and frames that have the id of a run, or what begins with one."""
+_FREE_FIELDS = frozenset(
+    {
+        "arguments", "args", "editedArgs", "auth_context", "body", "content", "context", "definition", "form", "input",
+        "message", "metadata", "output", "payload", "result", "value",
+    }
+)  # fmt: skip
+"""Fields whose values are nobody's ids: plain JSON of authors, models and users."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -408,7 +467,8 @@ class ListScope:
 def get_list_scope(caller: Caller) -> ListScope:
     """Return what lists may show the caller, for filters in the query. With another :class:`Authorizer` than
     :class:`RoleAuthorizer`, ask it for each row beside."""
-    return ListScope(caller.tenants, caller.agents, caller.sessions)
+    sessions = None if caller.sessions is None else tuple(map(caller.read_id, caller.sessions))
+    return ListScope(caller.tenants, caller.agents, sessions)
 
 
 async def check_allowed(authorizer: Authorizer, caller: Caller, verb: Verb, resource: Resource) -> None:

@@ -26,7 +26,7 @@ from ..types.approvals import PendingApproval
 from ..types.interface import Status
 from .auth import Resource
 from .lists import GivenResults, read_given_results
-from .operations import Call, Web
+from .operations import Call, Web, shown_errors
 from .origins import get_client_address
 from .problems import UnauthorizedError, WebError, build_problem, build_unexpected_problem
 
@@ -54,8 +54,9 @@ def decide_routes(web: Web, prefix: str = "/decide") -> list[Route]:
     async def endpoint(request: Request) -> Response:
         try:
             caller = await web.authenticate(request)
-            call = Call(web, request, caller, dict(request.path_params), None, None)
-            with audit_caller(caller.auth, get_client_address(request.scope)):
+            params = dict(request.path_params)
+            call = Call(web, request, caller, params | {"id": caller.read_id(params["id"])}, None, None)
+            with audit_caller(caller.auth, get_client_address(request.scope)), shown_errors(caller):
                 call.resource = await web.find_session(call.params["id"])
                 return await (_decide(call) if request.method == "POST" else _show(call))
         except UnauthorizedError as error:
@@ -83,7 +84,8 @@ async def _show(call: Call) -> Response:
     if pending is None or pending.hash != given:
         return _page(*_describe_past(call, status, pending))
     resource = call.resource or Resource("session")
-    facts = {"agent": resource.agent, "tenant": resource.tenant, "session": call.params["id"], "until": pending.expires}
+    session = call.caller.show_id(call.params["id"])
+    facts = {"agent": resource.agent, "tenant": resource.tenant, "session": session, "until": pending.expires}
     rows = "".join(f"<li>{name}: <b>{_text(value)}</b></li>" for name, value in facts.items() if value)
     may = await call.may("decide", resource)
     form = _build_form(pending) if may else "<p>You may read this, and not decide on it.</p>"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, cast
 
 from pydantic import BaseModel, Field, JsonValue
@@ -16,7 +17,7 @@ from .admission import admit_start
 from .auth import Resource
 from .operations import Call, Input, Operation
 from .problems import ForbiddenError
-from .sessions import Content, Session, build_session, read_content
+from .sessions import Content, Session, build_session, build_session_name, read_content
 
 MAX_DIFF_MESSAGES = 1000
 
@@ -70,12 +71,9 @@ class Diff(BaseModel):
 async def fork_session(call: Call) -> Session:
     """Fork a session: another one continues from its end, or from after an iteration, with its messages before."""
     body, source = cast(NewFork, call.body), cast(Resource, call.resource)
-    fork_id = body.id or f"{(source.agent or 'fork')[:100]}-{call.derive_id('fork')[:16]}"
-    new = Resource("session", fork_id, source.agent, source.tenant, source.user)
-    if not (await call.may("send", new) and await call.may("read", new)):
-        error = ForbiddenError(f"{call.by!r:.200} may not start {fork_id!r:.200}")
-        await call.record_refusal("fork", str(source.id), error)
-        raise error
+    name = body.id or build_session_name(source.agent or "fork", call.derive_id("fork"))
+    new = await call.authorize_start("fork", name, replace(source, id=None))
+    fork_id = str(new.id)
     if body.results and not (await call.may("decide", source) or await call.may("operate", source)):
         error = ForbiddenError(
             f"{call.by!r:.200} may not replace tool results of {source.id!r:.200}: that takes decide or operate"
@@ -114,8 +112,9 @@ async def _is_own_fork(call: Call, fork_id: str) -> bool:
 async def diff_sessions(call: Call) -> Diff:
     """Compare the transcripts of two sessions: roles and contents count."""
     query = cast(DiffQuery, call.query)
-    await call.authorize("read", "read", await call.web.find_session(query.other))
-    difference = await call.run.diff(call.client.run(query.other))
+    other = call.caller.read_id(query.other)
+    await call.authorize("read", "read", await call.web.find_session(other))
+    difference = await call.run.diff(call.client.run(other))
     return Diff(
         shared=len(difference.shared),
         iteration=difference.iteration,

@@ -192,9 +192,7 @@ class SessionList(BaseModel):
 async def list_sessions(call: Call) -> SessionList:
     """List sessions: open ones, then closed ones, each the newest first, then those that Temporal has forgotten."""
     query = cast(SessionsQuery, call.query)
-    tenant = query.tenant
-    if tenant is None and call.caller.tenants is not None and len(call.caller.tenants) == 1:
-        tenant = call.caller.tenants[0]
+    tenant = query.tenant or call.caller.tenant
 
     async def visible(run: RunSummary) -> bool:
         return await call.may("read", Resource("session", run.id, run.agent, run.tenant, run.user))

@@ -44,7 +44,7 @@ from ..types.interface import TurnStatus
 from ..types.messages import RUN_ID_CHARS
 from ..types.plain_json import parse_json
 from .admission import admit_start
-from .auth import Resource, Verb
+from .auth import Caller, Resource, Verb
 from .lists import read_callable_agents
 from .operations import KEY_CHARS, Call, Web, build_unknown_session_error
 from .origins import get_client_address
@@ -164,13 +164,13 @@ class _McpCaller:
         server: Server[Any] = Server(
             "perdure",
             instructions="Each tool is an agent. A call starts a run, which goes on when the client leaves.",
-            on_list_tools=_guard(self._list_tools),
-            on_call_tool=_guard(self._call_tool),
+            on_list_tools=_guard(self._call.caller, self._list_tools),
+            on_call_tool=_guard(self._call.caller, self._call_tool),
         )
         server.extensions[TASKS] = {}
-        server.add_request_handler("tasks/get", TaskParams, _guard(self._get_task))
-        server.add_request_handler("tasks/update", UpdateParams, _guard(self._update_task))
-        server.add_request_handler("tasks/cancel", TaskParams, _guard(self._cancel_task))
+        server.add_request_handler("tasks/get", TaskParams, _guard(self._call.caller, self._get_task))
+        server.add_request_handler("tasks/update", UpdateParams, _guard(self._call.caller, self._update_task))
+        server.add_request_handler("tasks/cancel", TaskParams, _guard(self._call.caller, self._cancel_task))
         return server
 
     # ---
@@ -192,7 +192,8 @@ class _McpCaller:
             task = await self._find_task(params.request_state, "send", params.name)
             await self._give(task, params.input_responses or {})
             if _has_dismissed(params.input_responses or {}):
-                return _describe_unfinished(task.id, "has a question or an approval that was dismissed")
+                shown = self._call.caller.show_id(task.id)
+                return _describe_unfinished(shown, "has a question or an approval that was dismissed")
             return await self._wait(ctx, task.id)
         row = (await read_callable_agents(self._call)).get(params.name)
         if row is None:
@@ -200,7 +201,8 @@ class _McpCaller:
         try:
             run_id = await self._start(params, "input" in json.loads(row.body), _read_key(ctx, self._call))
         except (InvalidInputError, RunExistsError) as error:  # for the model, which may call again
-            return _build_error(error.message + (f" {error.hint}" if error.hint else ""))
+            told = self._call.caller.show_error(error)
+            return _build_error(told.message + (f" {told.hint}" if told.hint else ""))
         if _has_tasks(ctx):
             return {"resultType": "task", **(await self._describe_task(await self._read_task(run_id, "read")))}
         return await self._wait(ctx, run_id)
@@ -220,7 +222,7 @@ class _McpCaller:
         resource = await open_session(call, f"mcp-{name}", "send", "mcp")
         admitted = await admit_start(call, resource)
         if_exists: Literal["attach", "error"] = "attach" if key else "error"
-        run = await self._client.start(params.name, message, id=f"mcp-{name}", if_exists=if_exists, **admitted)
+        run = await self._client.start(params.name, message, id=resource.id, if_exists=if_exists, **admitted)
         return run.id
 
     async def _wait(self, ctx: Context, id: str) -> types.CallToolResult | types.InputRequiredResult:
@@ -231,15 +233,15 @@ class _McpCaller:
         except (TimeoutError, NoWorkerError):  # it goes on, or begins when a worker is there
             task = await self._read_task(id, "read")
             if task.status.state == "running" and not task.waits and _is_modern(ctx):
-                return types.InputRequiredResult(request_state=id)
+                return types.InputRequiredResult(request_state=self._call.caller.show_id(id))
         else:
             task = await self._read_task(id, "read")
         if task.status.state != "running":
             return await _build_result(task)
-        asked = await self._build_requests(ctx, task)
+        asked, shown = await self._build_requests(ctx, task), self._call.caller.show_id(id)
         if asked and _is_modern(ctx):
-            return types.InputRequiredResult.model_validate({"inputRequests": asked, "requestState": id})
-        return _describe_unfinished(id, _describe_waits(task.waits) or "still runs")
+            return types.InputRequiredResult.model_validate({"inputRequests": asked, "requestState": shown})
+        return _describe_unfinished(shown, _describe_waits(task.waits) or "still runs")
 
     async def _follow(self, ctx: Context, id: str) -> None:
         """Return when the turn has ended, or nothing of it moves without a decision or an answer."""
@@ -287,18 +289,19 @@ class _McpCaller:
         """Return the task without what waits in it. Raises ``RunNotFoundError``, ``ForbiddenError``."""
         if len(id) > RUN_ID_CHARS:
             raise build_unknown_session_error(id)
-        resource = await self._call.web.find_session(id)
+        run_id = self._call.caller.read_id(id)
+        resource = await self._call.web.find_session(run_id)
         await self._call.authorize(verb, "mcp", resource)
         if agent is not None and resource.agent != agent:
             raise build_unknown_session_error(id)
-        return _Task(id, resource, TurnStatus(task_id="", state="running"), None, ())
+        return _Task(run_id, resource, TurnStatus(task_id="", state="running"), None, ())
 
     async def _read_task(self, id: str, verb: Verb) -> _Task:
         task = await self._find_task(id, verb)
         try:
-            turn = await find_present_turn(self._client, id)
+            turn = await find_present_turn(self._client, task.id)
         except RunNotFoundError:  # its first step has not run yet, or it was cancelled before
-            end = await self._client.run(id).status()
+            end = await self._client.run(task.id).status()
             state: Literal["running", "cancelled"] = "cancelled" if end.state == "cancelled" else "running"
             return replace(task, status=TurnStatus(task_id="", state=state))
         status = await turn.status()
@@ -307,7 +310,7 @@ class _McpCaller:
         waits: Sequence[OpenWait] = ()
         if status.state == "running":
             try:
-                waits, _ = await read_waits(self._client, id)
+                waits, _ = await read_waits(self._client, task.id)
             except PerdureError:  # no worker answers: what waits is known when one does
                 waits = ()
         return replace(task, status=status, turn=turn, waits=waits)
@@ -325,7 +328,8 @@ class _McpCaller:
             created = (await self._client.run(task.id).describe()).start_time.isoformat()
         updated = row.updated_at if row is not None and row.updated_at else created
         message = _describe_waits(task.waits) if task.waits else None
-        fields: dict[str, Any] = {"taskId": task.id, "status": state, "createdAt": created, "lastUpdatedAt": updated}
+        fields: dict[str, Any] = {"taskId": self._call.caller.show_id(task.id), "status": state}
+        fields |= {"createdAt": created, "lastUpdatedAt": updated}
         fields |= {"ttlMs": None, "pollIntervalMs": POLL_MS}
         return fields | ({"statusMessage": f"The run {message}."} if message else {})
 
@@ -345,7 +349,7 @@ class _McpCaller:
             ):
                 continue
             params = {"mode": "form", "message": _describe_wait(wait), "requestedSchema": _build_form(wait)}
-            requests[wait.id] = {"method": "elicitation/create", "params": params}
+            requests[self._call.caller.show_id(wait.id)] = {"method": "elicitation/create", "params": params}
         return requests
 
     async def _give(self, task: _Task, responses: Mapping[str, Any]) -> None:
@@ -356,7 +360,8 @@ class _McpCaller:
             return
         waits = {wait.id: wait for wait in (await read_waits(self._client, task.id))[0]}
         for key, response in responses.items():
-            wait, parsed = waits.get(key), parse_wait_id(key, task.id)
+            name = self._call.caller.read_id(key)
+            wait, parsed = waits.get(name), parse_wait_id(name, task.id)
             if wait is None or parsed is None or wait.call.kind == "callback":
                 continue
             action, content = _read_response(response)
@@ -388,7 +393,9 @@ class _McpCaller:
             await run.answer(call.call_id, None, error="the user gave no answer", hash=call.hash, by=by)
 
 
-def _guard(method: Callable[[Context, ParamsT], Awaitable[Any]]) -> Callable[[Context, ParamsT], Awaitable[Any]]:
+def _guard(
+    caller: Caller, method: Callable[[Context, ParamsT], Awaitable[Any]]
+) -> Callable[[Context, ParamsT], Awaitable[Any]]:
     """Answer perdure's errors as errors of JSON-RPC, without internals."""
 
     async def guarded(ctx: Context, params: ParamsT) -> Any:
@@ -397,7 +404,7 @@ def _guard(method: Callable[[Context, ParamsT], Awaitable[Any]]) -> Callable[[Co
         except MCPError:
             raise
         except PerdureError as error:
-            response = build_problem(error)
+            response = build_problem(caller.show_error(error))
         except Exception as error:  # nothing of it is for the caller
             response = build_unexpected_problem(error)
         problem = json.loads(bytes(response.body))

@@ -29,6 +29,7 @@ from ..types.events import (
     TurnEvent,
 )
 from ..types.messages import Usage
+from .auth import Caller
 from .openai_requests import (
     ParameterError,
     Request,
@@ -175,13 +176,13 @@ def build_tool_calls(waits: Sequence[OpenWait]) -> list[dict[str, Any]]:
     ]
 
 
-def describe_waits(waits: Sequence[OpenWait]) -> list[dict[str, Any]]:
+def describe_waits(caller: Caller, waits: Sequence[OpenWait]) -> list[dict[str, Any]]:
     """Describe what waits for a person: an extension field."""
     return [
         {
             "id": encode_wait_id("mcpr_", wait.run_id, wait.call.call_id, wait.call.hash),
             "kind": wait.call.kind,
-            "session": wait.run_id,
+            "session": caller.show_id(wait.run_id),
             "call_id": wait.call.call_id,
             "hash": wait.call.hash,
             "name": wait.call.name,
@@ -222,7 +223,7 @@ async def create_chat_completion(call: Call) -> Response:
     stream = EventStream(
         _stream(call, completion), on_close=call.hold_stream(), build_break=build_break, check=call.is_current
     )
-    stream.headers.update(encode_session_header(acted.session))
+    stream.headers.update(encode_session_header(acted.session_name))
     return stream
 
 
@@ -263,8 +264,8 @@ class _Completion:
 
     def describe(self, waits: Sequence[OpenWait]) -> dict[str, Any]:
         """Build the extension field: where the conversation is, and what waits in it for a person."""
-        place = {"session": self.acted.session, "task_id": self.acted.turn.task_id}
-        return place | {"waits": describe_waits(waits)}
+        place = {"session": self.acted.session_name, "task_id": self.acted.turn.task_id}
+        return place | {"waits": describe_waits(self.acted.caller, waits)}
 
     async def read_end(self) -> None:
         """Learn how a turn has ended whose events do not say it."""
@@ -375,8 +376,8 @@ def _build_completion(completion: _Completion, waits: Sequence[OpenWait]) -> Res
         "usage": build_completion_usage(translator.usage),
         "perdure": completion.describe(waits),
     }
-    headers = {**HEADERS, **encode_session_header(completion.acted.session)}
-    if ids := ",".join(wait["id"] for wait in describe_waits(waits)):
+    headers = {**HEADERS, **encode_session_header(completion.acted.session_name)}
+    if ids := ",".join(wait["id"] for wait in describe_waits(completion.acted.caller, waits)):
         headers[WAITS_HEADER] = ids[:_HEADER_CHARS]
     return Response(encode_json(body), 200, headers, "application/json")
 

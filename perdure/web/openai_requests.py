@@ -25,6 +25,7 @@ from ..errors import PerdureError
 from ..providers.history import import_messages
 from ..types.approvals import COMMENT_CHARS
 from ..types.messages import FilePart, Message, Part, TextPart
+from ..types.run_ids import get_root_id
 from .problems import NotFoundError, WebError, build_problem
 from .turns import MAX_MESSAGES, parse_wait_id
 
@@ -132,7 +133,7 @@ def decode_wait_id(id: str) -> tuple[str, str, str] | None:
     parts = decode_id("call_", id) or decode_id("mcpr_", id)
     if parts is None or len(parts) != 3 or not all(isinstance(part, str) for part in parts):
         return None
-    root = parts[0].partition("/")[0]
+    root = get_root_id(parts[0])
     return parse_wait_id("|".join(parts), root)
 
 

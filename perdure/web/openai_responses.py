@@ -64,12 +64,12 @@ async def create_response(call: Call) -> Response:
     reader = _ResponseReader(call, await act(call, request), is_background=is_background)
     echoed = ("max_output_tokens", "previous_response_id", "temperature", "top_p")
     reader.translator.fields |= {name: body[name] for name in echoed if body.get(name) is not None}
-    headers = {**HEADERS, **encode_session_header(reader.acted.session)}
+    headers = {**HEADERS, **encode_session_header(reader.acted.session_name)}
     if streams:
         stream = EventStream(
             reader.stream(), on_close=call.hold_stream(), build_break=reader.build_break, check=call.is_current
         )
-        stream.headers.update(encode_session_header(reader.acted.session))
+        stream.headers.update(encode_session_header(reader.acted.session_name))
         return stream
     if not is_background:
         if not await wait_for_answer(call, reader.read):
@@ -168,7 +168,7 @@ async def _find_response(call: Call, verb: Verb) -> _ResponseReader:
     except NotFoundError:  # its definition was deleted
         definition = {}
     start = await find_turn_start(call.client, turn, await read_latest_seq(call.client, session))
-    acted = Acted(turn, resource, after, max(after, start or 0), status.state == "running", definition)
+    acted = Acted(turn, resource, after, max(after, start or 0), status.state == "running", definition, call.caller)
     return _ResponseReader(call, acted)
 
 

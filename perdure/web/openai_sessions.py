@@ -24,8 +24,9 @@ from ..types.engine_texts import EngineText, enclose_text
 from ..types.events import ApprovalRequested, Event, MessageInjected, QuestionAsked
 from ..types.messages import MessageInput, TextPart, ToolCallPart
 from ..types.plain_json import parse_json
+from ..types.run_ids import get_root_id, split_run_id
 from .admission import FieldForbiddenError, admit_start
-from .auth import Resource
+from .auth import Caller, Resource
 from .key_lease import KeyLease
 from .lists import read_callable_agents
 from .openai_requests import (
@@ -70,10 +71,17 @@ class Acted:
     has_waits: bool
     definition: Mapping[str, Any]
 
+    caller: Caller
+
     @property
     def session(self) -> str:
         """Id of the session."""
         return self.turn.run.id
+
+    @property
+    def session_name(self) -> str:
+        """What the caller names the session."""
+        return self.caller.show_id(self.session)
 
 
 async def find_agent(call: Call, name: str) -> Mapping[str, Any]:
@@ -132,13 +140,13 @@ async def claim_key(call: Call, body: Mapping[str, Any]) -> bool:
 
 async def act(call: Call, request: Request) -> Acted:
     """Answer the calls that the request answers, and send its message. A repeat changes nothing more."""
-    session = request.session
+    session = None if request.session is None else call.caller.read_id(request.session)
     if request.answers:
-        roots = {answer.run_id.partition("/")[0] for answer in request.answers}
+        roots = {get_root_id(answer.run_id) for answer in request.answers}
         if len(roots) > 1 or (session is not None and roots != {session}):
             raise ParameterError("The calls are of different conversations", "input")
         session = roots.pop()
-    session = session or f"{_OWN_PREFIX}{call.derive_id('session')}"
+    session = session or call.caller.read_id(f"{_OWN_PREFIX}{call.derive_id('session')}")
     agent = request.agent
     if agent is None:
         resource = await call.web.find_session(session)
@@ -157,7 +165,7 @@ async def act(call: Call, request: Request) -> Acted:
     if request.content is not None:  # before anything is decided
         await _admit(scoped, request, resource)
     turn, after = await _answer(scoped, request.answers, session)
-    acted = Acted(turn, resource, after, after, True, definition)
+    acted = Acted(turn, resource, after, after, True, definition, call.caller)
     if request.content is not None:
         await open_session(scoped, session, "send", "openai")
         await _deliver(scoped, request, resource, session, definition)
@@ -263,10 +271,10 @@ async def _send(call: Call, request: Request, session: str, definition: Mapping[
         await _check_latest(call, session, (request.continues, task_id))
     turn = await _deliver(call, request, resource, session, definition)
     if turn.task_id == task_id:
-        return Acted(turn, resource, 0, before if start is None else start, False, definition)
+        return Acted(turn, resource, 0, before if start is None else start, False, definition, call.caller)
     joined = await _find_message(call, session, message_id) if request.has_key else None
     after = before if joined is None else joined - 1
-    return Acted(turn, resource, after, after, True, definition)
+    return Acted(turn, resource, after, after, True, definition, call.caller)
 
 
 async def _find_repeat(call: Call, turn: Turn[Any], message_id: str, before: int) -> int | None:
@@ -306,7 +314,7 @@ async def _deliver(
     options["client_tools"] = request.tools
     if request.history:
         options["history"] = request.history
-    idle = IDLE_SECONDS if session.startswith(_OWN_PREFIX) else None
+    idle = IDLE_SECONDS if split_run_id(session)[1].startswith(_OWN_PREFIX) else None
     message = await _build_message(call, request, session, definition)
     async with bound_delivery():
         return await call.client.send(

@@ -13,9 +13,9 @@ import json
 import logging
 import re
 import uuid
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
-from contextlib import ExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping, Sequence
+from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal, TypeVar, cast
 from urllib.parse import quote, unquote
@@ -33,11 +33,12 @@ from ..client.pages import TranscriptPages
 from ..client.run import Run
 from ..client.schedules import ScheduleStatus
 from ..encryption import KeyRing
-from ..errors import InvalidInputError, PerdureError, RunNotFoundError, ScheduleNotFoundError
+from ..errors import InvalidInputError, PerdureError, RunIdError, RunNotFoundError, ScheduleNotFoundError
 from ..ports import Blob, Commit, Store
 from ..ports.surfaces import IDEMPOTENCY_ANSWER_BYTES
 from ..types.interface import LABELS, WORKFLOW_TYPE
 from ..types.messages import RUN_ID_CHARS, BlobRef
+from ..types.run_ids import build_run_id_error, check_run_name
 from ..types.validation_errors import describe_validation_error
 from .auth import AgentTerms, Authenticator, Authorizer, Caller, ContextFunction, Resource, Verb
 from .key_lease import KeyLease
@@ -150,16 +151,6 @@ class Web:
         return build_schedule_resource(status)
 
 
-def check_new_session_id(id: str) -> None:
-    """Raise ``InvalidInputError`` for the id of a new session that is below another's, as those of subagents are, or
-    that no path can name."""
-    if "/" in id or id in (".", "..") or not id.isprintable():
-        raise InvalidInputError(
-            f"the id of a new session has printable characters, no slash, and is neither . nor ..; not {id!r:.100}",
-            hint="Ids with a slash are those of subagents.",
-        )
-
-
 def build_unknown_session_error(id: str) -> RunNotFoundError:
     """Build the error for a session that does not exist, or is none of the caller's: the same for both."""
     return RunNotFoundError(f"there is no session {id!r:.200}")
@@ -238,6 +229,28 @@ class Call:
         name that a caller thinks up would be a row of its own; ``detail`` has it."""
         await SteeringAudit(self.client, action, subject, self.by, detail).record_refusal(error)
 
+    async def authorize_start(self, action: str, name: str, start: Resource) -> Resource:
+        """Return the new session of the request: ``start``, with the id that the ``name`` gives it. Every operation
+        that begins a run passes here. Raises ``ForbiddenError`` for an agent or a tenant that is not the caller's;
+        ``RunIdError`` for an id that no new run may have, and for that of a run that the caller may not see.
+        """
+        error: PerdureError | None = None
+        try:
+            start = replace(start, id=check_run_name(name, start.tenant))
+        except RunIdError as refused:
+            error = refused
+        if not await self.may("send", start):
+            which = f"tenant {start.tenant!r}" if start.tenant is not None else "no tenant"
+            error = ForbiddenError(f"{self.by!r:.200} may not start agent {start.agent!r} for {which}")
+        elif error is None:
+            with suppress(RunNotFoundError):
+                if not await self.may("read", await self.web.find_session(str(start.id))):
+                    error = build_run_id_error()
+        if error is not None:
+            await self.record_refusal(action, start.kind, error, start.id or name)
+            raise error
+        return start
+
     async def may(self, verb: Verb, resource: Resource) -> bool:
         """Whether the caller may, for the rows of a list."""
         return await self.web.authorizer.is_allowed(self.caller, verb, resource)
@@ -263,7 +276,8 @@ class Call:
     def link(self, name: str, **params: str) -> str:
         """Return the path of another operation, as the caller reaches it."""
         scope = self.request.scope
-        return quote(scope["root_path"]) + str(scope[_ROUTER_KEY].url_path_for(name, **params))
+        shown = params | ({"id": self.caller.show_id(params["id"])} if "id" in params else {})
+        return quote(scope["root_path"]) + str(scope[_ROUTER_KEY].url_path_for(name, **shown))
 
 
 Handler = Callable[[Call], Awaitable[BaseModel | Response | None]]
@@ -331,7 +345,9 @@ async def _answer(operation: Operation, web: Web, request: Request) -> Response:
         call = Call(web, request, _PUBLIC, params, None, None)
         return _encode(operation, call, await operation.handler(call))
     caller = await web.authenticate(request)
-    with audit_caller(caller.auth, get_client_address(request.scope)):
+    with audit_caller(caller.auth, get_client_address(request.scope)), shown_errors(caller):
+        if operation.kind in ("session", "schedule") and "id" in params:
+            params["id"] = caller.read_id(params["id"])
         call = Call(web, request, caller, params, None, None)
         call.resource = await _find_resource(operation, web, params)
         await call.authorize(operation.verb, operation.name)
@@ -343,6 +359,16 @@ async def _answer(operation: Operation, web: Web, request: Request) -> Response:
             if operation.method != "POST" or not operation.can_repeat:
                 return _encode(operation, call, await operation.handler(call))
             return await _answer_once(operation, call, raw)
+
+
+@contextmanager
+def shown_errors(caller: Caller) -> Generator[None]:
+    """Within the block, errors name runs as the caller does."""
+    try:
+        yield
+    except PerdureError as error:
+        caller.show_error(error)
+        raise
 
 
 @asynccontextmanager
@@ -433,7 +459,10 @@ def _encode(operation: Operation, call: Call, result: BaseModel | Response | Non
         return result
     if result is None:
         return Response(status_code=operation.status if operation.status != 200 else 204, headers=call.headers)
-    body = result.model_dump_json(exclude_none=True)
+    if call.caller.tenant is None:
+        body = result.model_dump_json(exclude_none=True)
+    else:
+        body = json.dumps(call.caller.show_ids(result.model_dump(mode="json", exclude_none=True)), ensure_ascii=False)
     return Response(body, operation.status, call.headers, "application/json")
 
 
@@ -479,7 +508,7 @@ async def _record_answer(operation: Operation, call: Call, store: Store, lease: 
             async with lease.hold():
                 answer = _encode(operation, call, await _act(operation, call))
         except PerdureError as error:
-            answer = build_problem(error)
+            answer = build_problem(call.caller.show_error(error))
         return answer
     finally:
         # A failure of ours may pass, and so may a refusal for the state of things: the same key may try again. What is

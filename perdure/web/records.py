@@ -7,6 +7,7 @@ are those of the tenants, agents and sessions of the caller, if it may ``read`` 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Literal, cast
@@ -14,7 +15,7 @@ from typing import Any, Literal, cast
 from pydantic import BaseModel, Field
 
 from ..client.pages import decode_cursor, encode_cursor, gather_bounded
-from ..errors import InvalidInputError, PerdureError
+from ..errors import InvalidInputError, PerdureError, WebhookNotFoundError
 from ..ports.store import UsageFilter, UsageKey, UsageSum, timestamp
 from ..ports.surfaces import AuditRow
 from ..types.messages import NAME_CHARS, RUN_ID_CHARS, clean_text
@@ -95,11 +96,18 @@ class AuditList(BaseModel):
     cursor: str | None = None
 
 
+async def _read_subject(call: Call, shown: str) -> str:
+    """Return the subject of audit rows that the caller names: the id of a webhook has no tenant in it."""
+    with suppress(WebhookNotFoundError):
+        return (await call.client.webhooks.get(shown)).id
+    return call.caller.read_id(shown)
+
+
 async def list_audit(call: Call) -> AuditList:
     """List who has steered sessions, schedules, webhooks and tokens, the newest first."""
     query = cast(AuditQuery, call.query)
     filters: dict[str, Any] = {
-        "subject": query.subject,
+        "subject": None if query.subject is None else await _read_subject(call, query.subject),
         "by": query.by,
         "verb": query.verb,
         "since": _format(query.since),

@@ -13,7 +13,7 @@ from starlette.responses import Response
 from ..client.follow import follow_run, follow_turn
 from ..client.progress import refuse_without_worker
 from ..client.visibility import build_closed_status
-from ..errors import InvalidInputError, NoWorkerError, PerdureError, RunExistsError, RunNotFoundError
+from ..errors import InvalidInputError, NoWorkerError, RunNotFoundError
 from ..types.approvals import DecidedApproval, StandingApproval
 from ..types.client_tools import MAX_CLIENT_TOOLS, ClientTool
 from ..types.events import Event
@@ -22,8 +22,7 @@ from ..types.messages import CALL_ID_CHARS, NAME_CHARS, RUN_ID_CHARS, BlobRef, F
 from .admission import admit_message, admit_start
 from .auth import Resource, Verb
 from .files import check_uploads
-from .operations import Call, Input, Operation, check_new_session_id
-from .problems import ForbiddenError
+from .operations import Call, Input, Operation
 from .sse import encode_event, parse_seq, sse
 
 EVENT_STREAM = "text/event-stream"
@@ -281,13 +280,9 @@ class TurnQuery(Input):
 async def create_session(call: Call) -> Response | BaseModel:
     """Create a session; its first message, if any, begins a turn."""
     body = cast(NewSession, call.body)
-    tenant = body.tenant
-    if tenant is None and call.caller.tenants is not None and len(call.caller.tenants) == 1:
-        tenant = call.caller.tenants[0]
-    session_id = body.id or f"{body.agent[:100]}-{call.derive_id('session')[:16]}"
-    new = Resource("session", session_id, body.agent, tenant, body.user or call.caller.name)
-    check_new_session_id(session_id)
-    await _authorize_start(call, new)
+    name = body.id or build_session_name(body.agent, call.derive_id("session"))
+    tenant, user = body.tenant or call.caller.tenant, body.user or call.caller.name
+    new = await call.authorize_start("start", name, Resource("session", None, body.agent, tenant, user))
     admitted = await admit_start(
         call,
         new,
@@ -302,7 +297,7 @@ async def create_session(call: Call) -> Response | BaseModel:
     run = await call.client.start(
         body.agent,
         await read_content(call, body.content, body.input),
-        id=session_id,
+        id=new.id,
         if_exists="error" if call.key is None else "attach",
         client_tools=body.client_tools,
         **admitted,
@@ -313,20 +308,9 @@ async def create_session(call: Call) -> Response | BaseModel:
     return await build_session(call, run.id)
 
 
-async def _authorize_start(call: Call, new: Resource) -> None:
-    """Check that the caller may start the session, and that its id is not that of one that it may not see: of that
-    nothing is told but that it is there. Raises ``ForbiddenError``, ``RunExistsError``."""
-    error: PerdureError | None = None
-    if not await call.may("send", new):
-        which = f"tenant {new.tenant!r}" if new.tenant is not None else "no tenant"
-        error = ForbiddenError(f"{call.by!r:.200} may not start agent {new.agent!r} for {which}")
-    else:
-        with suppress(RunNotFoundError):
-            if not await call.may("read", await call.web.find_session(str(new.id))):
-                error = RunExistsError(f"there is a session {new.id!r} already", hint="Give it another id.")
-    if error is not None:
-        await call.record_refusal("start", new.kind, error, str(new.id))
-        raise error
+def build_session_name(agent: str, derived: str) -> str:
+    """Build the name of a session whose caller gives it none."""
+    return f"{agent[:100]}-{derived[:16]}"
 
 
 async def build_session(call: Call, id: str) -> Session:
@@ -431,7 +415,9 @@ async def follow_session(call: Call) -> Response:
         return await _build_page(call, after, query)
     if after and await _is_closed(call) and await _is_past_end(follow_run, call.run, after, query):
         return Response(status_code=204)  # an EventSource does not connect again
-    return sse(call.run, after, children=query.children, on_close=call.hold_stream(), check=call.is_current)
+    return sse(
+        call.run, after, call.caller, children=query.children, on_close=call.hold_stream(), check=call.is_current
+    )
 
 
 def wants_stream(call: Call) -> bool:
@@ -462,7 +448,7 @@ async def _build_page(call: Call, after: int, query: EventsQuery) -> Response:
     size, last = 0, after
     try:
         async for event in events:
-            page.append(encode_event(event))
+            page.append(encode_event(event, call.caller))
             size, last = size + len(page[-1]), event.seq
             if len(page) >= query.limit or size > 4_000_000:
                 break
@@ -493,7 +479,7 @@ async def follow_turn_events(call: Call) -> Response:
     turn = call.run.turn(call.params["task_id"])
     if await turn.over() and after and await _is_past_end(follow_turn, turn, after, query):
         return Response(status_code=204)
-    return sse(turn, after, children=query.children, on_close=call.hold_stream(), check=call.is_current)
+    return sse(turn, after, call.caller, children=query.children, on_close=call.hold_stream(), check=call.is_current)
 
 
 OPERATIONS = [

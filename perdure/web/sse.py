@@ -20,6 +20,7 @@ from ..client.run import Run
 from ..client.turn import Turn
 from ..errors import PerdureError
 from ..types.events import Event
+from .auth import Caller
 from .problems import WebError
 
 logger = logging.getLogger("perdure.web")
@@ -42,12 +43,15 @@ HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 def sse(
     followed: Run[Any] | Turn[Any],
     after: int | str | None = None,
+    caller: Caller | None = None,
     *,
     children: bool = True,
     on_close: Callable[[], None] | None = None,
     check: Callable[[], Awaitable[bool]] | None = None,
 ) -> EventStream:
     """Answer with the events of a run or turn after number ``after``: its ``Last-Event-ID``, as text or None.
+
+    The ids of runs are as ``caller`` names them.
 
     Texts above 8 KB stay references (``blob``). The stream is read from the store as fast as its follower reads;
     ``on_close`` is called at its end; ``check`` every minute, and the stream ends when it returns false. Raises
@@ -58,7 +62,7 @@ def sse(
         events = follow_turn(followed, seq, children=children, texts=False)
     else:
         events = follow_run(followed, seq, children=children, texts=False)
-    return EventStream(_encode_events(events), on_close=on_close, check=check)
+    return EventStream(_encode_events(events, caller), on_close=on_close, check=check)
 
 
 def parse_seq(text: int | str | None) -> int:
@@ -80,17 +84,21 @@ def encode_frame(data: bytes | str, seq: int | None = None) -> bytes:
     return (b"" if seq is None else b"id: %d\n" % seq) + b"data: " + text + b"\n\n"
 
 
-def encode_event(event: Event) -> bytes:
-    """Encode an event as JSON; fields with their default value are left out, but for the type."""
+def encode_event(event: Event, caller: Caller | None = None) -> bytes:
+    """Encode an event as JSON; fields with their default value are left out, but for the type. The ids of runs are as
+    ``caller`` names them."""
+    if caller is not None and caller.tenant is not None:
+        names = [name for name in ("context_id", "child_context_id") if getattr(event, name, None)]
+        event = event.model_copy(update={name: caller.show_id(getattr(event, name)) for name in names})
     fields = event.model_dump_json(exclude_defaults=True).encode()
     return b'{"type":"%s",%s' % (event.type.encode(), fields[1:])
 
 
-async def _encode_events(events: AsyncGenerator[Event]) -> AsyncGenerator[bytes]:
+async def _encode_events(events: AsyncGenerator[Event], caller: Caller | None) -> AsyncGenerator[bytes]:
     yield b"retry: %d\n\n" % RECONNECT_MS
     async with aclosing(events) as opened:
         async for event in opened:
-            yield encode_frame(encode_event(event), event.seq)
+            yield encode_frame(encode_event(event, caller), event.seq)
 
 
 class EventStream(EventSourceResponse):

@@ -41,7 +41,7 @@ from ..types.interface import FINISH_TOOL
 from ..types.messages import CALL_ID_CHARS, NAME_CHARS, RUN_ID_CHARS, File, FilePart, ToolCallPart, ToolResultPart
 from .auth import Resource, Verb
 from .limits import parse_json_body
-from .operations import Call, Web, build_unknown_session_error, check_new_session_id
+from .operations import Call, Web, build_unknown_session_error, shown_errors
 from .origins import get_client_address
 from .problems import WebError, build_problem, build_unexpected_problem
 
@@ -293,7 +293,7 @@ def build_endpoint(
     async def endpoint(request: Request) -> Response:
         try:
             caller = await web.authenticate(request)
-            with audit_caller(caller.auth, get_client_address(request.scope)):
+            with audit_caller(caller.auth, get_client_address(request.scope)), shown_errors(caller):
                 return await handler(Call(web, request, caller, dict(request.path_params), None, None))
         except PerdureError as error:
             return convert_problem(build_problem(error), error, request)
@@ -340,16 +340,17 @@ async def read_body(call: Call) -> Any:
 
 async def open_session(call: Call, id: str, verb: Verb, action: str) -> Resource:
     """Return the session ``id`` of the path's agent, which the caller may ``verb``; with ``send`` also one that does
-    not exist yet, of the caller's tenant. Raises ``RunNotFoundError``, ``ForbiddenError``."""
-    agent, tenants = call.params["agent"], call.caller.tenants
+    not exist yet, of the caller's tenant. Raises ``RunNotFoundError``, ``ForbiddenError``, ``RunIdError``."""
+    agent = call.params["agent"]
+    found: Resource | None = None
     try:
         found = await call.web.find_session(id)
     except RunNotFoundError:
         if verb != "send":
             raise
-        check_new_session_id(id)
-        tenant = tenants[0] if tenants is not None and len(tenants) == 1 else None
-        found = Resource("session", id, agent, tenant, call.caller.name)
+    if found is None or (verb == "send" and not await call.may("read", found)):  # the same answer for both
+        start = Resource("session", None, agent, call.caller.tenant, call.caller.name)
+        found = await call.authorize_start(action, id, start)
     await call.authorize(verb, action, found)
     if found.agent != agent:
         raise build_unknown_session_error(id)

@@ -20,7 +20,6 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import Response
 from starlette.routing import Route
 
-from ..client.client import Client
 from ..client.turn import Turn
 from ..errors import ApprovalDecidedError, ApprovalExpiredError, InvalidInputError, RunNotFoundError
 from ..types.events import (
@@ -399,6 +398,7 @@ def vercel_routes(web: Web, prefix: str = "/ui", *, sdk: Literal[6, 7] = 7) -> l
 
 async def _post(call: Call, sdk: Literal[6, 7]) -> Response:
     chat = validate(_Chat, await read_body(call), "body")
+    chat = chat.model_copy(update={"id": call.caller.read_id(chat.id)})
     if chat.trigger == "regenerate-message":
         raise WebError(
             "a reply cannot be written again in the same session: what was said stays", status=409,
@@ -484,7 +484,7 @@ async def _decide(call: Call, chat_id: str, message: _Message) -> None:
 
 
 async def _decide_approval(call: Call, chat_id: str, approval: _Approval) -> None:
-    parsed = parse_wait_id(approval.id, chat_id)
+    parsed = parse_wait_id(call.caller.read_id(approval.id), chat_id)
     if parsed is None:
         raise InvalidInputError(f"approval {approval.id!r:.200} is none of this chat")
     run_id, call_id, reviewed = parsed
@@ -497,7 +497,7 @@ async def _decide_approval(call: Call, chat_id: str, approval: _Approval) -> Non
 
 
 async def _resume(call: Call, sdk: Literal[6, 7]) -> Response:
-    chat_id = call.params["chat"]
+    chat_id = call.caller.read_id(call.params["chat"])
     try:
         await open_session(call, chat_id, "read", "vercel")
         turn = await find_present_turn(call.client, chat_id)
@@ -511,7 +511,7 @@ async def _resume(call: Call, sdk: Literal[6, 7]) -> Response:
 
 
 async def _stop(call: Call) -> Response:
-    chat_id = call.params["chat"]
+    chat_id = call.caller.read_id(call.params["chat"])
     await open_session(call, chat_id, "operate", "vercel")
     await call.client.run(chat_id).interrupt(by=call.by)
     return Response(status_code=204)
@@ -523,21 +523,26 @@ def _respond(
     """Stream the turn, which begins after number ``begin``: from there; or after number ``after``, to a client that has
     the calls ``held`` of it."""
     response = EventStream(
-        _stream(call.client, turn, begin, sdk, after, held), on_close=call.hold_stream(), check=call.is_current
+        _stream(call, turn, begin, sdk, after, held), on_close=call.hold_stream(), check=call.is_current
     )
     response.headers.update(HEADERS)
     return response
 
 
 async def _stream(
-    client: Client, turn: Turn[Any], begin: int, sdk: Literal[6, 7], after: int, held: Collection[str]
+    call: Call, turn: Turn[Any], begin: int, sdk: Literal[6, 7], after: int, held: Collection[str]
 ) -> AsyncGenerator[bytes]:
+    client = call.client
+
+    def encode(part: Part) -> bytes:
+        return encode_frame(encode_json(call.caller.show_ids(part)))
+
     texts, translator = EventTexts(client), VercelTranslator(turn.run.id, turn.task_id, sdk=sdk)
     if after:
         history = await read_history(turn.run, texts, after, begin)
         translator.rebuild([event for event in history if event.path or event.task_id == turn.task_id], held)
     for part in translator.start():
-        yield _encode(part)
+        yield encode(part)
     async with aclosing(follow_until_still(client, turn, after or begin, has_waits=after > 0)) as events:
         waits: list[OpenWait] = []
         async for event in events:
@@ -546,11 +551,7 @@ async def _stream(
                 break
             results = await texts.load_results(event.context_id) if translator.lacks_results(event) else None
             for part in translator.feed(await texts.load(event), results):
-                yield _encode(part)
+                yield encode(part)
     for part in translator.finish(waits):
-        yield _encode(part)
+        yield encode(part)
     yield encode_frame("[DONE]")
-
-
-def _encode(part: Part) -> bytes:
-    return encode_frame(encode_json(part))

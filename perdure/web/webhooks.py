@@ -166,7 +166,8 @@ async def create_webhook(call: Call) -> WebhookAnswer:
     tenants = get_list_scope(call.caller).tenants
     tenant = body.tenant or (tenants[0] if tenants is not None and len(tenants) == 1 else None)
     if body.session is not None:
-        session = await call.web.find_session(body.session)
+        body = body.model_copy(update={"session": call.caller.read_id(body.session)})
+        session = await call.web.find_session(cast(str, body.session))
         await call.authorize("read", "create_webhook", session)
         tenant = tenant or session.tenant
     if not await call.may("admin", Resource("webhook", "new", body.agent, tenant)):

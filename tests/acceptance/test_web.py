@@ -215,8 +215,13 @@ async def test_the_sessions_of_another_tenant_do_not_exist(engine: Engine) -> No
             assert hidden.text.replace(session["id"], "nothing") == missing.text
             assert (await nobody.request(method, path, json=body)).status_code == 401
         assert (await theirs.post("/sessions", json={"agent": "echo", "tenant": "acme"})).status_code == 403
-        taken = await theirs.post("/sessions", json={"agent": "echo", "id": session["id"]})
-        assert taken.status_code in (404, 409)
+        for name in (f"@acme/{session['id']}", f"@other/@acme/{session['id']}"):
+            taken = await theirs.post("/sessions", json={"agent": "echo", "id": name})
+            assert (taken.status_code, taken.json()["error"]) == (409, "RunIdError"), name
+        same = await theirs.post("/sessions", json={"agent": "echo", "id": session["id"], "content": "hi"})
+        assert (same.status_code, same.json()["id"], same.json()["tenant"]) == (201, session["id"], "other")
+        assert (await mine.get(f"/sessions/{session['id']}")).json()["state"] == "waiting"
+        assert (await theirs.post(f"/sessions/{session['id']}/events", json={"type": "cancel"})).status_code == 202
         assert (await mine.get(f"/sessions/{session['id']}")).json()["state"] == "waiting"
 
 
@@ -264,7 +269,7 @@ HOSTILE = [
     ("POST", "/sessions", b'{"agent": null}', 400),
     ("POST", "/sessions", b'{"agent": "echo", "surprise": 1}', 400),
     ("POST", "/sessions", b'{"agent": "echo", "id": ""}', 400),
-    ("POST", "/sessions", b'{"agent": "echo", "id": "' + b"x" * 1500 + b'"}', 400),
+    ("POST", "/sessions", b'{"agent": "echo", "id": "' + b"x" * 1500 + b'"}', 409),
     ("POST", "/sessions", b'{"agent": "echo", "idle_timeout": -1}', 400),
     ("POST", "/sessions", b'{"agent": "echo", "context": ' + b"[" * 5000 + b"]" * 5000 + b"}", 400),
     ("POST", "/sessions", b'{"agent": "echo", "content": [{"type": "file", "media_type": "a", "url": "x"}]}', 400),
@@ -332,7 +337,7 @@ async def test_the_location_of_a_session_reaches_it_whatever_its_id(engine: Engi
             assert found.json()["id"] == name
         for name in ("a/b", "..", ".", "a\nb", "\N{LINE SEPARATOR}"):
             refused = await http.post("/sessions", json={"agent": "echo", "id": name})
-            assert (refused.status_code, refused.json()["error"]) == (400, "InvalidInputError"), name
+            assert (refused.status_code, refused.json()["error"]) == (409, "RunIdError"), name
         for path in ("/sessions/", "/sessions/x/"):
             missing = await http.post(path, json={"agent": "echo"})
             assert (missing.status_code, missing.headers["content-type"]) == (404, "application/problem+json")
@@ -350,25 +355,32 @@ async def test_an_id_that_another_tenant_has_tells_nothing_of_its_session(engine
         service.connect("limited") as restricted,
     ):
         session = (await create(mine, content="the secret question"))["id"]
-        for http, agent in ((theirs, "echo"), (restricted, "fax")):
-            answers = [
-                await http.post("/sessions", json={"agent": agent, "id": session, "content": text}, headers=headers)
-                for text in ("the secret question", "a guess")
-                for headers in ({}, {"idempotency-key": f"take {text}"})
-            ]
-            assert {answer.status_code for answer in answers} == {409}
-            assert len({answer.text for answer in answers}) == 1
-        path = f"/sessions/{session}/events"
-        assert (await theirs.post(path, json={"type": "cancel"})).status_code == 404
+        attempts = (
+            (theirs, {"agent": "echo", "id": f"@acme/{session}"}),
+            (theirs, {"agent": "echo", "id": "@acme/nothing"}),
+            (restricted, {"agent": "fax", "id": session, "tenant": "acme"}),
+            (restricted, {"agent": "fax", "id": f"@acme/{session}", "tenant": "acme"}),
+            (restricted, {"agent": "fax", "id": f"@acme/{session}"}),
+        )
+        answers = [
+            await http.post("/sessions", json={**body, "content": text}, headers=headers)
+            for number, (http, body) in enumerate(attempts)
+            for text in ("the secret question", "a guess")
+            for headers in ({}, {"idempotency-key": f"take {number} {text}"})
+        ]
+        assert {answer.status_code for answer in answers} == {409}
+        assert len({answer.text for answer in answers}) == 1
+        for name in (session, f"%40acme%2F{session}"):
+            assert (await theirs.post(f"/sessions/{name}/events", json={"type": "cancel"})).status_code == 404
         assert (await theirs.post("/sessions", json={"agent": "echo", "tenant": "acme"})).status_code == 403
         rows = await (await client.store()).list_audit()
-        refused = {(row.by, row.auth, row.verb, row.subject == session) for row in rows if row.refused and row.origin}
+        refused = {(row.by, row.auth, row.verb, row.subject) for row in rows if row.refused and row.origin}
         assert refused >= {
-            ("other", "token:other", "start", True),
-            ("limited", "token:limited", "start", True),
-            ("other", "token:other", "post_event", True),
-            ("other", "token:other", "start", False),
+            ("other", "token:other", "start", "session"),
+            ("limited", "token:limited", "start", f"@acme/{session}"),
+            ("other", "token:other", "post_event", f"@acme/{session}"),
         }
+        assert [row for row in refused if row[:3] == ("other", "token:other", "start") and row[3].startswith("@acme/")]
 
 
 @pytest.mark.server

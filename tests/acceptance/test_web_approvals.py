@@ -110,7 +110,9 @@ async def test_the_inbox_and_many_decisions(engine: Engine) -> None:
         assert by_session[sessions[3]]["question"] == "How many?"
         assert by_session[sessions[3]]["form"]["type"] == "integer"
         mine = await box.read(box.acme, 3)
-        assert {row["session"] for row in mine} == {sessions[0], sessions[2], sessions[3]}
+        own = {session: session.removeprefix("@acme/") for session in sessions}
+        assert own[sessions[0]] != sessions[0]
+        assert {row["session"] for row in mine} == {own[sessions[0]], own[sessions[2]], own[sessions[3]]}
         assert [row["kind"] for row in await box.read(box.ada, 1, kind="question")] == ["question"]
         assert await box.read(box.ada, 0, agent="nobody") == []
         assert await box.read(box.ada, 0, by_expiry="true") == []
@@ -130,13 +132,15 @@ async def test_the_inbox_and_many_decisions(engine: Engine) -> None:
             item[sessions[0]] | {"decision": "approve", "comment": "fine"},
             item[sessions[1]] | {"decision": "approve"},
             item[sessions[2]] | {"decision": "approve", "hash": "0" * 32},
-            item[sessions[3]] | {"value": 7},
+            item[sessions[3]] | {"value": 7, "session": own[sessions[3]]},
             {"session": "nothing", "call_id": "c", "hash": "h", "decision": "deny"},
         ]
         answer = await box.acme.post("/approvals:decide", json={"decisions": decisions})
         assert answer.status_code == 200, answer.text
         results = answer.json()["results"]
-        assert [result["session"] for result in results] == [decision["session"] for decision in decisions]
+        assert [result["session"] for result in results] == [
+            own.get(row["session"], row["session"]) for row in decisions
+        ]
         outcomes = [result.get("decided", result.get("problem", {})) for result in results]
         assert [outcome.get("state", outcome.get("status")) for outcome in outcomes] == [
             "approved",

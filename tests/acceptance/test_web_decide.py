@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from html import unescape
 from typing import Any
+from urllib.parse import quote
 
 import httpx
 import pytest
@@ -40,7 +41,7 @@ async def test_a_person_decides_by_the_page_of_a_link(engine: Engine) -> None:
             return next(iter((await run.status()).approvals), None)
 
         wait = await eventually(find_wait)
-        path = f"/decide/{run.id}/{wait.call_id}"
+        path = f"/decide/{quote(run.id, safe='')}/{wait.call_id}"
 
         async def get(name: str, hash: str = wait.hash) -> httpx.Response:
             return await http.get(path, params={"hash": hash}, headers={"authorization": f"Bearer {name}"})

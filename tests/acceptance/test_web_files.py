@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import httpx
 import pytest
@@ -148,11 +149,11 @@ async def test_the_hash_of_anothers_file_gives_no_right_to_it(engine: Engine) ->
             refused = await theirs.put(f"/schedules/{session}", json={**hourly, "content": [part]})
             assert (refused.status_code, refused.json()["error"]) == (400, "InvalidInputError")
         finally:
-            await client.get_schedule(session).delete()
+            await client.get_schedule(session, tenant="other").delete()
         own = await ask(theirs, "Repeat it", agent="noter")
         text = await ask(theirs, f'{{"blob": {{"hash": "{foreign["hash"]}", "size": {len(PNG)}}}}}')
         holders = (await (await client.store()).read_holders([str(foreign["hash"])]))[str(foreign["hash"])]
-        assert own in holders, "the store keeps the blob for it"
+        assert f"@other/{own}" in holders, "the store keeps the blob for it"
         for reader in (own, text):
             missing = await theirs.get(f"/sessions/{reader}/files/{foreign['hash']}")
             assert (missing.status_code, missing.json()["error"]) == (404, "NotFoundError")
@@ -238,17 +239,17 @@ async def test_forks_and_differences_by_http(engine: Engine) -> None:
     async with connected(engine, answering()) as (client, http, theirs):
         session = await ask(http, "one")
         await say(http, session, "two")
-        key, body = {"idempotency-key": "f1"}, {"at": 1, "content": "else", "id": "forks/a b"}
+        key, body = {"idempotency-key": "f1"}, {"at": 1, "content": "else", "id": "forks a&b"}
         forks = [await http.post(f"/sessions/{session}/fork", json=body, headers=key) for _ in range(2)]
         assert [fork.status_code for fork in forks] == [201, 201], forks[-1].text
-        assert (forks[0].json()["id"], forks[0].json()["tenant"]) == ("forks/a b", "acme")
+        assert (forks[0].json()["id"], forks[0].json()["tenant"]) == ("forks a&b", "acme")
         assert forks[1].headers["idempotency-replayed"] == "true"
-        assert forks[0].headers["location"].endswith("/sessions/forks%2Fa%20b")
+        assert forks[0].headers["location"].endswith("/sessions/forks%20a%26b")
         taken = await http.post(f"/sessions/{session}/fork", json=body)
         assert (taken.status_code, taken.json()["error"]) == (409, "RunExistsError")
-        waits = client.run("forks/a b").turn()
+        waits = client.run("forks a&b", tenant="acme").turn()
         assert (await waits.result()).content == "heard: else"
-        diff = (await http.get(f"/sessions/{session}/diff", params={"with": "forks/a b", "limit": 1})).json()
+        diff = (await http.get(f"/sessions/{session}/diff", params={"with": "forks a&b", "limit": 1})).json()
         assert (diff["shared"], diff["iteration"], diff["left_count"], diff["right_count"]) == (2, 1, 2, 2)
         assert [side[0]["parts"][0]["text"] for side in (diff["left"], diff["right"])] == ["two", "else"]
         foreign = await ask(theirs, "secret")
@@ -356,13 +357,13 @@ async def test_files_that_a_summary_has_replaced_and_those_of_subagents_are_stil
         session = await ask(http, [part], agent="keeper")
         for number in range(3):
             await say(http, session, f"{number} " * 200)
-        assert not any(found.blob for found in iter_file_parts(await client.run(session).transcript()))
+        assert not any(found.blob for found in iter_file_parts(await client.run(session, tenant="acme").transcript()))
         got = await http.get(f"/sessions/{session}/files/{part['blob']['hash']}")
         assert (got.status_code, got.content) == (200, PNG)
         parent = await ask(http, "Go", agent="boss")
-        (child,) = await client.run(parent).children()
+        (child,) = await client.run(parent, tenant="acme").children()
         digest = hashlib.sha256(PNG + b"2").hexdigest()
-        for session in (parent, child.id.replace("/", "%2F")):
+        for session in (parent, quote(child.id, safe=""), quote(child.id.removeprefix("@acme/"), safe="")):
             got = await http.get(f"/sessions/{session}/files/{digest}")
             assert 'filename="plot.png"' in got.headers["content-disposition"], session
             assert (await theirs.get(f"/sessions/{session}/files/{digest}")).status_code == 404

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import re
 from typing import Any
+from urllib.parse import quote
 
 import httpx
 import pytest
@@ -38,11 +39,12 @@ async def test_a_schedule_by_http(engine: Engine) -> None:
         serve(client, ACME, OTHER) as service,
         service.connect("acme") as http,
     ):
-        name = f"{engine.task_queue}/daily"
+        name = f"{engine.task_queue}: daily & 50%"
         made = await create(http, id=name, cron="0 7 * * 1-5", timezone="Europe/Lisbon", user="u1", paused=True)
         assert (made["agent"], made["tenant"], made["user"], made["paused"]) == ("echo", "acme", "u1", True)
         assert made["message"]["content"] == "hi"
-        path = f"/schedules/{name.replace('/', '%2F')}"
+        assert made["id"] == name
+        path = f"/schedules/{quote(name)}"
         assert (await http.get(path)).json()["when"] == made["when"]
         taken = await http.post("/schedules", json={"agent": "echo", "content": "hi", "every": "1h", "id": name})
         assert (taken.status_code, taken.json()["error"]) == (409, "ScheduleExistsError")
@@ -64,8 +66,9 @@ async def test_a_schedule_by_http(engine: Engine) -> None:
 
         runs = await eventually(find_runs)
         assert len(runs) == 1
-        assert (await client.run(runs[0]["id"]).result()).content == "heard: ho"
-        session = (await http.get(f"/sessions/{runs[0]['id'].replace('/', '%2F')}")).json()
+        assert runs[0]["id"].startswith(f"schedule:{name}-")
+        assert (await client.run(runs[0]["id"], tenant="acme").result()).content == "heard: ho"
+        session = (await http.get(f"/sessions/{quote(runs[0]['id'])}")).json()
         assert (session["tenant"], session["user"]) == ("acme", "u1")
         trail = (await http.get("/audit", params={"subject": name, "verb": "schedule.*"})).json()["data"]
         assert {(row["kind"], row["tenant"], row["user"]) for row in trail} == {("schedule", "acme", "u1")}
@@ -74,7 +77,7 @@ async def test_a_schedule_by_http(engine: Engine) -> None:
         assert hidden == {"data": []}, "whose schedule it is, Temporal knows"
         assert (await http.delete(path)).status_code == 204
         assert (await http.get(path)).status_code == 404
-        rows = await (await client.store()).list_audit(subject=name)
+        rows = await (await client.store()).list_audit(subject=f"@acme/{name}")
         assert {row.verb for row in rows} >= {"schedule.create", "schedule.trigger", "schedule.delete"}
         assert {row.by for row in rows} == {"acme"}
 
@@ -126,7 +129,7 @@ async def test_the_schedules_of_another_tenant_do_not_exist(engine: Engine, monk
                 await bob.delete(f"/schedules/{names[0]}"),
             ):
                 assert (refused.status_code, refused.json()["error"]) == (403, "ForbiddenError")
-            moved = await ada.put(f"/schedules/{names[0]}", json=new | {"tenant": "other"})
+            moved = await ada.put(f"/schedules/%40acme%2F{names[0]}", json=new | {"tenant": "other"})
             assert moved.status_code == 400
 
             async def listed() -> bool:
@@ -145,7 +148,7 @@ async def test_the_schedules_of_another_tenant_do_not_exist(engine: Engine, monk
             assert (damaged.status_code, damaged.json()["error"]) == (400, "InvalidInputError")
         finally:
             for name in names:
-                await client.get_schedule(name).delete()
+                await client.get_schedule(name, tenant="acme").delete()
 
 
 HOSTILE: list[dict[str, Any]] = [
@@ -164,7 +167,7 @@ HOSTILE: list[dict[str, Any]] = [
     {"content": "x", "every": "1h", "overlap": "sometimes"},
     {"content": "x", "every": "1h", "auth_context": {}},
     {"content": "x", "every": "1h", "id": "x" * 5000},
-    {"content": "x", "every": "1h", "id": "a\0b"},
+    {"content": "x", "every": "1h", "id": "x" * 801},
     {"content": "x", "every": "1h", "mode": "forever"},
     {"content": "x", "every": "1h", "note": "x" * 2000},
     {"content": None, "every": "1h"},
@@ -183,6 +186,9 @@ async def test_hostile_schedules_are_refused(engine: Engine) -> None:
                 headers = {"content-type": "application/json"}
                 answer = await http.post("/schedules", content=infinite, headers=headers)
             assert answer.status_code == 400, (fields, answer.text)
+        for name in ("a\0b", "a/b", "@acme/a", "schedule:a", "temporal-sys-scheduler:a", "x" * 901):
+            answer = await http.post("/schedules", json={"agent": "echo", "content": "x", "every": "1h", "id": name})
+            assert (answer.status_code, answer.json()["error"]) == (409, "RunIdError"), (name, answer.text)
         for path in ("nothing", "a%2Fb%00", "%0a", "x" * 3000):
             assert (await http.get(f"/schedules/{path}")).status_code == 404
         for query in ("limit=0", "limit=1000", "surprise=1"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
+from urllib.parse import quote
 
 import httpx
 import pytest
@@ -84,7 +85,16 @@ async def test_a_login_leads_nowhere_else(engine: Engine, target: str) -> None:
 async def test_pages_have_strict_headers_and_nothing_inline(engine: Engine) -> None:
     async with pay_service(engine) as (opened, run, _):
         browser = opened.browse()
-        for path in ("/inbox", "/runs", f"/runs/{run.id}", "/audit", "/costs", "/webhooks", "/nothing", "/login"):
+        for path in (
+            "/inbox",
+            "/runs",
+            f"/runs/{quote(run.id, safe='')}",
+            "/audit",
+            "/costs",
+            "/webhooks",
+            "/nothing",
+            "/login",
+        ):
             page = await browser.open(path)
             headers = browser.response.headers
             policy = headers["content-security-policy"]
@@ -103,7 +113,7 @@ async def test_assets_are_small_and_kept_by_browsers(engine: Engine) -> None:
     async with pay_service(engine) as (opened, run, _):
         browser = opened.browse()
         urls: set[str] = set()
-        for path in ("/inbox", f"/runs/{run.id}"):
+        for path in ("/inbox", f"/runs/{quote(run.id, safe='')}"):
             page = await browser.open(path)
             urls |= {given.get("src") or given.get("href", "") for _, given in page.tags if "/assets/" in str(given)}
         sizes = 0
@@ -159,9 +169,12 @@ async def test_roles_and_tenants_are_those_of_the_api(engine: Engine) -> None:
         form.fields = forged
         await reader.send(form, ("decision", "approve"))
         assert "may not decide" in reader.page.text
-        for path in (f"/runs/{run.id}", f"/inbox/{run.id}/x", f"/runs/{run.id}/live", f"/runs/{run.id}/export/events"):
+        name = quote(run.id, safe="")
+        for path in (f"/runs/{name}", f"/inbox/{name}/x", f"/runs/{name}/live", f"/runs/{name}/export/events"):
             await stranger.open(path)
             assert stranger.response.status_code == 404, path
+        await ada.open(f"/runs/{name}")
+        assert ada.response.status_code == 200
         nothing = await stranger.open("/inbox")
         assert "Nothing waits" in nothing.text
         assert run.id not in (await stranger.open("/runs")).text

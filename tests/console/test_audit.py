@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 
@@ -60,16 +61,17 @@ def count_rows(page: Html) -> int:
 
 async def test_a_decision_is_there_with_who_what_when_and_from_where(engine: Engine) -> None:
     async with pay_service(engine) as (opened, run, _):
+        name = quote(run.id, safe="")
         [wait] = (await opened.client.list_waits()).waits
         browser = opened.browse()
-        page = await browser.open(f"/inbox/{run.id}/{wait.call_id}")
+        page = await browser.open(f"/inbox/{name}/{wait.call_id}")
         await browser.send(page.find_form(decision="approve", hash=wait.hash), ("decision", "approve"))
         page = await browser.open("/audit")
         for text in ("ada", "approve", "token:ada", "127.0.0.1", run.id):
             assert text in page.text
         links = [given.get("href") for tag, given in page.tags if tag == "a"]
-        assert f"/console/runs/{run.id}" in links
-        assert f"/console/inbox/{run.id}/{wait.call_id}" in links
+        assert f"/console/runs/{name}" in links
+        assert f"/console/inbox/{name}/{wait.call_id}" in links
         [row] = [row for row in await (await opened.client.store()).list_audit() if row.verb == "approve"]
         times = [given["datetime"] for tag, given in page.tags if tag == "time"]
         assert f"{row.at[:23]}+00:00" in times

@@ -54,8 +54,8 @@ class Room:
         page = await browser.open(f"/chat/{agent}")
         await browser.send(page.find_form(f"/chat/{agent}"), ("action", "message"), text=text, **fields)
         assert browser.response.status_code == 200, browser.page.text
-        path = browser.response.url.path.removeprefix("/console")
-        assert re.fullmatch(rf"/chat/{agent}/[\w-]+", path), path
+        path = browser.response.url.raw_path.decode().removeprefix("/console")
+        assert re.fullmatch(rf"/chat/{agent}/(%40acme%2F)?[\w-]+", path), path
         return path
 
     async def shows(self, browser: Browser, path: str, *texts: str) -> Html:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 
@@ -50,7 +51,7 @@ async def two_runs(engine: Engine) -> AsyncIterator[tuple[Client, Console, Run[A
 async def test_a_fork_and_its_origin(engine: Engine) -> None:
     async with two_runs(engine) as (_, opened, origin, fork):
         browser = opened.browse()
-        page = await browser.open(f"/runs/{fork.id}")
+        page = await browser.open(f"/runs/{quote(fork.id, safe='')}")
         assert "Fork of" in page.text
         [link] = {given["href"] for _, given in page.tags if "/compare?left=" in given.get("href", "")}
         page = await browser.open(link.removeprefix("/console"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from html import unescape
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 
@@ -101,6 +102,7 @@ async def test_hostile_texts_in_every_place(engine: Engine, place: str) -> None:
     async with engine.served(agent) as client, console(client) as opened:
         run = await client.start("agent", TEXT, by="<b>eve</b>", user='"><i>user', tenant="<u>tenant", mode="session")
         await wait_for_waits(client, 2)
+        name = quote(run.id, safe="")
         browser = opened.browse()
         waits = (await client.list_waits()).waits
         pay_id = next(wait.call_id for wait in waits if wait.tool == "pay")
@@ -108,20 +110,18 @@ async def test_hostile_texts_in_every_place(engine: Engine, place: str) -> None:
             case "inbox":
                 page = await browser.open("/inbox")
             case "call":
-                page = await browser.open(f"/inbox/{run.id}/{pay_id}")
+                page = await browser.open(f"/inbox/{name}/{pay_id}")
             case "run":
-                page = await browser.open(f"/runs/{run.id}")
+                page = await browser.open(f"/runs/{name}")
             case "live":
-                frames = await browser.http.get(
-                    f"/console/runs/{run.id}/export/events", headers={"accept": "text/html"}
-                )
+                frames = await browser.http.get(f"/console/runs/{name}/export/events", headers={"accept": "text/html"})
                 assert frames.headers["content-type"].startswith("application/jsonl")
                 for wait in waits:
                     await (run.deny(wait.call_id, by="x") if wait.tool == "pay" else run.answer(wait.call_id, "x"))
                 await run.turn().result()
                 await run.close()
                 await run.result()
-                live = await browser.http.get(f"/console/runs/{run.id}/live?after=1")
+                live = await browser.http.get(f"/console/runs/{name}/live?after=1")
                 data = [json.loads(line[6:]) for line in live.text.splitlines() if line.startswith("data: ")]
                 html = "".join(block["html"] for frame in data for block in frame.get("blocks", ()))
                 assert "look" in html
@@ -129,7 +129,7 @@ async def test_hostile_texts_in_every_place(engine: Engine, place: str) -> None:
                 return
             case _:
                 await run.deny(pay_id, by="<b>zoe</b>", comment=TEXT)
-                page = await browser.open(f"/inbox/{run.id}/{pay_id}")
+                page = await browser.open(f"/inbox/{name}/{pay_id}")
         assert browser.response.status_code == 200
         check_page(page, browser.response.text)
         assert "alert(1)" in page.text, "it is shown"

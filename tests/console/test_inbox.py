@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
+from urllib.parse import quote
 
 import pytest
 
@@ -165,11 +166,11 @@ async def test_other_calls_of_a_user_are_named(engine: Engine) -> None:
         page = await browser.open("/inbox")
         assert page.text.count("1 other waiting call of user weber") == 2, "another tenant's user is another person"
         [(_, call_id, _)] = await list_calls(first)
-        page = await browser.open(f"/inbox/{first.id}/{call_id}")
+        page = await browser.open(f"/inbox/{quote(first.id, safe='')}/{call_id}")
         assert "Other waiting call of user weber" in page.text
         [(_, other_id, _)] = await list_calls(second)
         links = [given["href"].partition("?")[0] for tag, given in page.tags if tag == "a" and "href" in given]
-        assert f"/console/inbox/{second.id}/{other_id}" in links
+        assert f"/console/inbox/{quote(second.id, safe='')}/{other_id}" in links
 
 
 async def test_what_waits_in_runs_that_are_to_be_cancelled_is_named(engine: Engine) -> None:

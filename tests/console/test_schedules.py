@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import AsyncExitStack
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 
@@ -29,7 +30,7 @@ async def test_a_schedule_is_paused_resumed_triggered_and_deleted(engine: Engine
         console(client, ACME, OTHER, VIEWER) as opened,
         AsyncExitStack() as stack,
     ):
-        name = f"{engine.task_queue}/daily"
+        name = f"{engine.task_queue} daily & 50%"
         schedule = await client.schedule(
             "echo",
             TEXT,
@@ -41,7 +42,7 @@ async def test_a_schedule_is_paused_resumed_triggered_and_deleted(engine: Engine
             by='"><b>eve\u202e',
         )
         stack.push_async_callback(lambda: _delete(schedule))
-        path = f"/schedules/{name.replace('/', '%2F')}"
+        path = f"/schedules/{quote(name)}"
         browser = opened.browse("acme")
 
         async def is_listed() -> Html | None:

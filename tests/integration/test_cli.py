@@ -77,7 +77,7 @@ async def test_a_run_is_left_steered_listed_and_shown(engine: Engine, cli: Comma
     gate = Gate()
     async with engine.served(waiting_at(gate)):
         run_id = (await cli("run", "waiter", "Are you there?", "-d", "--tenant", "acme", "--user", "ana")).out.strip()
-        assert run_id.startswith("waiter-")
+        assert run_id.startswith("@acme/waiter-")
         await eventually(lambda: gate.entered)
         for _ in range(2):
             told = await cli("inject", run_id[:-2], "Be quick.", "--message-id", "m-1")

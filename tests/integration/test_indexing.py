@@ -214,7 +214,7 @@ async def test_runs_are_found_by_their_tenant_and_user(engine: Engine) -> None:
         assert await upserts(run) == await upserts(child) == 0, "they were given at the starts"
 
         start = {"agent": name_of(engine), "message": "Go.", "tenant": tenant, "user": "ann"}
-        plain = client.run(f"plain-{engine.task_queue}")
+        plain = client.run(f"plain-{engine.task_queue}", tenant=tenant)
         await client.temporal.start_workflow("AgentWorkflow", start, id=plain.id, task_queue=engine.task_queue)
         await plain.result()
         assert await told(plain) == labels

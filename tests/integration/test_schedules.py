@@ -115,7 +115,7 @@ async def test_a_paused_schedule_begins_nothing_and_a_resumed_one_runs_that_each
     assert set(ids[:3]) <= set(listed)
     assert listed == sorted(listed, reverse=True), "the newest first: an id ends with the time"
     assert answers == ["Tick 1", "Tick 2", "Tick 3"], "none is the outcome of another"
-    assert all(one.startswith(f"{name}-2") for one in ids)
+    assert all(one.startswith(f"schedule:{name}-2") for one in ids)
     assert (status.paused, status.note, status.when) == (True, "paused by ana: enough", ("every 1s",))
 
 
@@ -129,7 +129,7 @@ async def test_a_backfill_begins_what_was_due(engine: Engine, name: str) -> None
             await made.backfill(datetime(2025, 12, 31), first)  # noqa: DTZ001  # that is the mistake
         await made.backfill(first, first + timedelta(days=3))
         ids = await begun(made, 3)
-        assert ids == [f"{name}-2026-01-0{day}T00:00:00Z" for day in (1, 2, 3)]
+        assert ids == [f"schedule:{name}-2026-01-0{day}T00:00:00Z" for day in (1, 2, 3)]
         responses = [await client.run(one).result() for one in ids]
         assert [response.context_id for response in responses] == ids
         await due(made, 1)
@@ -154,7 +154,7 @@ async def due(schedule: Schedule, day: int, *, overlap: Any = "skip") -> str:
     """Lets the run of that day of January begin; its id."""
     at = datetime(2026, 1, day, tzinfo=UTC)
     await schedule.backfill(at - timedelta(minutes=1), at, overlap=overlap)
-    return f"{schedule.id}-2026-01-{day:02}T00:00:00Z"
+    return f"schedule:{schedule.id}-2026-01-{day:02}T00:00:00Z"
 
 
 async def waits(client: Client, id: str) -> None:

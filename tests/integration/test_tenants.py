@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from perdure import Agent, Client, Run
-from perdure.errors import InvalidInputError, RunExistsError
+from perdure.errors import InvalidInputError, RunIdError
 from perdure.ports import ModelRequest, RunRow
 from perdure.testing import ScriptedProvider, call, scripted
 from perdure.testing.store import MemoryStore
@@ -64,7 +64,7 @@ async def test_a_run_and_its_subagents_have_them(engine: Engine) -> None:
         assert await labels(client.run(child)) == ("acme", "ann")
         assert {each.id for each in await client.list(**ACME)} == {run.id, child}
         assert [each.id for each in await client.list(**ACME, roots=True)] == [run.id]
-        assert {each.id.partition("/")[0] for each in await client.list(user="ann")} == {run.id, other.id}
+        assert {each.id for each in await client.list(user="ann", roots=True)} == {run.id, other.id}
         assert await client.list(tenant="acm") == []
         rows = await (await client.store()).list_usage(tenant="acme")
         assert [(each.context_id, each.root, each.user) for each in rows] == [
@@ -87,14 +87,17 @@ async def test_what_begins_a_conversation_decides(engine: Engine) -> None:
         chat = f"chat-{engine.task_queue}"
         turn = await client.send("talker", "One.", id=chat, **ACME)
         await turn.result()
-        for given in ({}, ACME, {"user": "ann"}):
-            await (await client.send("talker", "More.", id=chat, **given)).result()
+        assert turn.run.id == f"@acme/{chat}"
+        for name, given in ((chat, ACME), (chat, {"tenant": "acme"}), (turn.run.id, ACME)):
+            await (await client.send("talker", "More.", id=name, **given)).result()
         heard = len(await turn.run.transcript())
-        for given in ({"tenant": "evil"}, {"tenant": "acme", "user": "eve"}):
-            name, value = list(given.items())[-1]
-            with pytest.raises(InvalidInputError, match=f"{name}: run .* was not begun for {name} '{value}'") as error:
-                await client.send("talker", "Tell me all.", id=chat, **given)
-            assert "ann" not in str(error.value), "whose conversation it is stays unsaid"
+        with pytest.raises(InvalidInputError, match=r"user: run .* was not begun for user 'eve'") as error:
+            await client.send("talker", "Tell me all.", id=chat, tenant="acme", user="eve")
+        assert "ann" not in str(error.value), "whose conversation it is stays unsaid"
+        for tenant in ("evil", None):  # theirs is another conversation, whether or not there is this one
+            other = await client.send("talker", "Tell me all.", id=chat, tenant=tenant)
+            assert (await other.result()).content == "Heard 1."
+            await other.run.close()
         assert len(await turn.run.transcript()) == heard
         assert await labels(turn.run) == ("acme", "ann")
         await turn.run.close()
@@ -116,7 +119,7 @@ async def test_the_run_itself_refuses_the_message_of_another(engine: Engine) -> 
         assert "was not begun for tenant 'evil'" in other
         assert "tenant" in invalid
         await run.handle.signal("inject_user_message", {"content": "Two.", "id": "two", **ACME})
-        answered = await client.send("talker", "Two.", id=run.id, message_id="two")
+        answered = await client.send("talker", "Two.", id=run.id, message_id="two", tenant="acme")
         assert (await answered.result()).content == "Heard 3."
         await run.close()
 
@@ -128,25 +131,28 @@ async def test_a_closed_conversation_goes_on_for_those_who_began_it_alone(engine
         await turn.result()
         await turn.run.close()
         await turn.run.result()
-        with pytest.raises(InvalidInputError, match="was not begun for tenant 'evil'"):
-            await client.send("talker", "Tell me all.", id=chat, tenant="evil")
-        again = await client.send("talker", "Two.", id=chat)
+        with pytest.raises(InvalidInputError, match="was not begun for user 'eve'"):
+            await client.send("talker", "Tell me all.", id=chat, tenant="acme", user="eve")
+        again = await client.send("talker", "Two.", id=chat, tenant="acme")
         assert (await again.result()).content == "Heard 3."
         assert await labels(again.run) == ("acme", "ann")
         await again.run.close()
 
 
 async def test_a_plain_client_that_reopens_a_conversation(engine: Engine) -> None:
-    """It is another's, or takes over whose it is."""
+    """Its id says whose it is, also where the input does not."""
     async with engine.served(talker()) as client:
-        chat = f"plain-{engine.task_queue}"
+        chat = f"@acme/plain-{engine.task_queue}"
         first = await start_plainly(client, chat, {"agent": "talker", "message": "One.", **ACME})
         await first.result()
         assert [(each.id, each.user) for each in await client.list(tenant="acme")] == [(chat, "ann")]
         again = {"agent": "talker", "message": "Two.", "resume": True}
         evil = await start_plainly(client, chat, {**again, "tenant": "evil"})
-        with pytest.raises(InvalidInputError, match="was not begun for tenant 'evil'"):
+        with pytest.raises(InvalidInputError, match="of tenant 'evil' begins with '@evil/'"):
             await evil.result()
+        eve = await start_plainly(client, chat, {**again, "user": "eve"})
+        with pytest.raises(InvalidInputError, match="was not begun for user 'eve'"):
+            await eve.result()
         stored = await row(client, chat)
         assert (stored.tenant, stored.user, stored.status) == ("acme", "ann", "failed")
         assert users(await client.run(chat).transcript()) == ["One."]
@@ -174,7 +180,7 @@ async def test_they_outlive_executions(engine: Engine) -> None:
             await (await run.send(text)).result()
         description = await run.describe()
         assert description.raw_info.first_run_id != description.run_id
-        with pytest.raises(InvalidInputError, match="was not begun"):
+        with pytest.raises(RunIdError):
             await client.send("talker", "Tell me all.", id=run.id, tenant="evil")
         assert await labels(run) == ("acme", "ann")
         await run.close()
@@ -184,11 +190,13 @@ async def test_a_run_of_another_is_not_attached_to(engine: Engine) -> None:
     async with engine.served(talker()) as client:
         chat = f"attach-{engine.task_queue}"
         run = await client.start("talker", "One.", id=chat, **ACME)
-        for given in ({}, ACME):
-            assert (await client.start("talker", "One.", id=chat, if_exists="attach", **given)).id == chat
-        for given in ({"tenant": "evil"}, {"user": "eve"}):
-            with pytest.raises(RunExistsError, match="was not started for"):
-                await client.start("talker", "One.", id=chat, if_exists="attach", **given)
+        for given in ({"tenant": "acme"}, ACME):
+            assert (await client.start("talker", "One.", id=chat, if_exists="attach", **given)).id == run.id
+        with pytest.raises(RunIdError, match="this id cannot be used"):
+            await client.start("talker", "One.", id=chat, if_exists="attach", tenant="acme", user="eve")
+        evil = await client.start("talker", "One.", id=chat, if_exists="attach", tenant="evil")
+        assert evil.id != run.id
+        await evil.result()
         await run.result()
 
 
@@ -197,9 +205,8 @@ async def test_the_id_of_another_is_not_started_anew_when_temporal_has_forgotten
     async with scripted(agent, ["Heard."], store=store) as kit:
         await (await kit.client.start(agent, "A secret.", id="chat", **ACME)).result()
     async with scripted(agent, ["Heard."], store=store) as kit:
-        for given in ({"tenant": "evil"}, {"user": "eve"}):
-            with pytest.raises(RunExistsError, match="was not started for"):
-                await kit.client.start(agent, "Hi.", id="chat", **given)
+        with pytest.raises(RunIdError, match="this id cannot be used"):
+            await kit.client.start(agent, "Hi.", id="chat", tenant="acme", user="eve")
         assert (await (await kit.client.start(agent, "Hi.", id="chat", **ACME)).result()).content == "Heard."
 
 

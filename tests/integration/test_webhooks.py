@@ -22,6 +22,7 @@ from perdure.store.sqlite import SqliteStore
 from perdure.testing import MemoryStore, ScriptedProvider, call
 from perdure.types.approvals import PendingApproval
 from perdure.types.events import RunEvent
+from perdure.types.run_ids import build_run_id
 from perdure.worker import webhooks as deliveries
 from perdure.worker.webhooks import RunEndRecorder, WebhookActivity, WebhookDispatcher
 from tests.support.engine import Engine
@@ -81,7 +82,7 @@ async def test_an_approval_reaches_its_endpoint(engine: Engine, endpoint: Endpoi
         )
         assert (data["tool"], data["arguments"]) == ("refund", {"amount": 3})
         assert data["decision_url"] == (
-            f"https://perdure.example/decide/order%207%20{engine.task_queue}/{data['call_id']}?hash={data['hash']}"
+            f"https://perdure.example/decide/%40acme%2Forder%207%20{engine.task_queue}/{data['call_id']}?hash={data['hash']}"
         )
         await run.approve(data["call_id"], hash=data["hash"])
         await run.result()
@@ -104,6 +105,7 @@ async def test_a_subscription_chooses(engine: Engine, endpoint: Endpoint) -> Non
     agents = [an_agent("Hi.", "Hi.", "Hi.", name=name) for name in ("support", "sales")]
     async with engine.served(*agents) as client:
         one, two, three = (f"{name}-{engine.task_queue}" for name in ("one", "two", "three"))
+        one, three = build_run_id(one, "acme"), build_run_id(three, "zoo")
         wanted = {"agent": "sales"}, {"tenant": "acme"}, {"session": three}
         hooks = [
             await client.webhooks.create(f"{endpoint.url}/{n}", events=["run.completed"], **filters)

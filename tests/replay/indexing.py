@@ -104,7 +104,7 @@ async def labelled_subagent(engine: Engine) -> Run:
     )
     start = {"agent": "recorded", "message": "Go.", "mode": "session", "max_history_events": 30}
     async with engine.served(lead, helper) as client:
-        run = client.run(f"labelled-{engine.task_queue}")
+        run = client.run(f"labelled-{engine.task_queue}", tenant="acme")
         labelled = {**start, "tenant": "acme", "user": "ann"}
         await client.temporal.start_workflow("AgentWorkflow", labelled, id=run.id, task_queue=engine.task_queue)
         await run.turn().result()

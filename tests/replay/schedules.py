@@ -20,7 +20,7 @@ async def scheduled(engine: Engine) -> Run:
     due = datetime(2026, 1, 1, tzinfo=UTC)
     async with engine.served(paying) as client:
         made = await client.schedule("recorded", "Go.", id=engine.task_queue, cron="0 0 1 1 *")
-        run = client.run(f"{engine.task_queue}-2026-01-01T00:00:00Z")
+        run = client.run(f"schedule:{engine.task_queue}-2026-01-01T00:00:00Z")
         for count in (1, 2):
             await made.backfill(due - timedelta(minutes=1), due)
 

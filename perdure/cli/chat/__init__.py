@@ -68,9 +68,12 @@ def chat(
     terminal = sys.stdin.isatty() and sys.stdout.isatty() and message != "-"
     if terminal and output.format != "text":
         raise InvalidInputError(f"-o {output.format} is for messages from a pipe", hint='echo "Hi" | perdure chat …')
-    opening = {"context": parse_json_object(context), "idle_timeout": idle_timeout, "tenant": tenant, "user": user}
+    from ...types.run_ids import build_run_id, split_run_id
+
+    chat_id = build_run_id(id or f"{agent}-{uuid.uuid4().hex[:12]}", tenant)
+    opening = {"context": parse_json_object(context), "idle_timeout": idle_timeout, "user": user}
+    opening["tenant"] = split_run_id(chat_id)[0]
     files = read_attachments(attach)
-    chat_id = id or f"{agent}-{uuid.uuid4().hex[:12]}"
     session: ChatSession | None = None
 
     async def run_chat() -> int:

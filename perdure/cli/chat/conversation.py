@@ -171,7 +171,7 @@ class ChatSession:
 
     async def _send_content(self, content: Content, message_id: str) -> Turn:
         # A conversation that ended goes on with the context it had, unless this session was given another one.
-        if self.exists and all(value is None for value in self._opening.values()):
+        if self.exists and all(value is None for name, value in self._opening.items() if name != "tenant"):
             with contextlib.suppress(RunNotFoundError):  # deleted by Temporal; the store has it still
                 return await self.run.send(content, message_id=message_id)
         return await self._client.send(self._agent, content, id=self.run.id, message_id=message_id, **self._opening)
