@@ -11,6 +11,7 @@ from perdure.client.inbox import PendingCall
 from perdure.errors import InvalidInputError
 from perdure.testing import ScriptedProvider, call, scripted
 from tests.support.checks import assert_closed, results
+from tests.support.children import find_child_id
 from tests.support.engine import Engine
 from tests.support.wait import eventually
 
@@ -93,7 +94,11 @@ async def test_what_an_agent_has_asked_for_waits_below_it_too_on_the_strictest_t
     async with engine.served(*tree(**rules)) as client:
         run = await client.start("boss", "Go.", by="ana")
         one = await waiting(client, run)
-        assert (one.run_id, one.agent, one.expires is not None) == (f"{run.id}/1/1", "remover", True)
+        assert (one.run_id, one.agent, one.expires is not None) == (
+            await find_child_id(client, run.id, 1, 1),
+            "remover",
+            True,
+        )
         with pytest.raises(InvalidInputError, match="ana requested what led to"):
             await one.approve(by="ana")
         await one.approve(by="bea")
