@@ -377,13 +377,11 @@ async def test_one_that_cannot_begin_is_told_nothing(engine: Engine) -> None:
     gate, name = Gate(), f"taken-{engine.task_queue}"
     parent = boss([start("a"), tell("b1", "more")], told)
     async with engine.served(parent, worker(held(gate))) as client:
-        other = await client.temporal.start_workflow(
-            WORKFLOW_TYPE,
-            {"agent": "worker", "message": "x"},
-            id=await find_child_id(client, name, 1),
-            task_queue=client.task_queue,
-        )
-        response = await (await client.start(parent, "Go.", id=name)).result()
+        session = await client.start(parent, id=name, mode="session")
+        taken = await find_child_id(client, name, 1)
+        first = {"agent": "worker", "message": "x"}
+        other = await client.temporal.start_workflow(WORKFLOW_TYPE, first, id=taken, task_queue=client.task_queue)
+        response = await (await session.send("Go.")).result()
         gate.open()
         assert (await other.result())["content"] == "heard x"
     first, second = results(response.messages)
@@ -462,7 +460,7 @@ async def test_a_budget_is_shared_with_those_in_background(engine: Engine) -> No
     async with engine.served(parent) as client:
         run = await client.start(parent, "Go.")
         response = await run.result()
-        children = [await client.run(f"{run.id}/{n}").result() for n in (1, 2)]
+        children = [await client.run(await find_child_id(client, run.id, n)).result() for n in (1, 2)]
     largest = max(message.usage.total_tokens for one in children for message in one.messages if message.usage)
     for child in children:
         assert child.finish_reason == "limit"

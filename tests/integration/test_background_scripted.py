@@ -65,7 +65,7 @@ async def talked(scene: Scene, script: Script) -> list[str]:
 async def left(scene: Scene, script: Script) -> list[str]:
     run = await script.client.start(boss, "Go.")
     response = await run.result()
-    found = [await script.client.run(f"{run.id}/{n}").status() for n in (1, 2)]
+    found = [await script.client.run(await find_child_id(script.client, run.id, n)).status() for n in (1, 2)]
     return [*results(response.messages), *(one.state for one in found)]
 
 

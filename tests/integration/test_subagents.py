@@ -47,9 +47,8 @@ async def test_calls_run_in_parallel_and_come_back_in_their_order(engine: Engine
         run = await client.start(boss, "Go.", context={"user_id": "7"})
         await eventually(lambda: gate.entered == 2, what="both slow ones at once")
         status = await run.status()
-        await eventually(
-            lambda: _has_ended(client, await find_child_id(client, run.id, 2)), what="the quick one is done"
-        )
+        quick = await find_child_id(client, run.id, 2)
+        await eventually(lambda: _has_ended(client, quick), what="the quick one is done")
         children = {one.context_id: one.kind for one in status.calls}
         gate.open()
         response = await run.result()
@@ -74,7 +73,7 @@ async def test_calls_run_in_parallel_and_come_back_in_their_order(engine: Engine
         "researcher: b",
         "slow: c",
     ]
-    counted = [await client.run(f"{run.id}/{n}").result() for n in (1, 2, 3)]
+    counted = [await client.run(await find_child_id(client, run.id, n)).result() for n in (1, 2, 3)]
     own = sum(message.usage.total_tokens for message in response.messages if message.usage)
     assert response.usage.total_tokens == own + sum(one.usage.total_tokens for one in counted)
 
@@ -278,7 +277,7 @@ async def test_a_tree_keeps_to_the_budget_of_its_root(engine: Engine) -> None:
     async with engine.served(boss) as client:
         run = await client.start(boss, "Go.")
         response = await run.result()
-        children = [await client.run(f"{run.id}/{n}").result() for n in (1, 2, 3)]
+        children = [await client.run(await find_child_id(client, run.id, n)).result() for n in (1, 2, 3)]
     largest = max(message.usage.total_tokens for one in children for message in one.messages if message.usage)
     assert all(child.finish_reason == "limit" for child in children)
     assert all(20_000 / 3 - 3 * largest <= child.usage.total_tokens <= 20_000 / 3 for child in children)
