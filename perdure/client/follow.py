@@ -21,7 +21,7 @@ from typing import TypeVar
 from temporalio.client import WorkflowExecutionDescription
 
 from .. import events, ports
-from ..errors import NotWaitingYetError, PerdureError, RunNotFoundError, ServerUnreachableError, StoreError
+from ..errors import NotWaitingYetError, PerdureError, RunIdError, RunNotFoundError, ServerUnreachableError, StoreError
 from ..types.approvals import PendingKind
 from ..types.interface import Status
 from .event_reader import (
