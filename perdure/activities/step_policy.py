@@ -18,7 +18,6 @@ from ..hooks import Hook, HookArguments, run_hooks
 from ..hooks.branch import Branch, Branches, LeftError
 from ..hooks.dispatch import ArgumentsSnapshot, extract_file_blobs
 from ..hooks.step import Step, StepFacts
-from ..loop.children import format_child_run_id
 from ..loop.finish import REMINDER_ID
 from ..loop.payload_limits import OVERRIDE_BYTES
 from ..loop.requests import merge_overrides
@@ -33,6 +32,7 @@ from ..types.events import MessageInjected, StepTaken
 from ..types.interface import OVERRIDE_DURATIONS, LastingOverrides, parse_output
 from ..types.messages import FilePart, Message, Replaced, ToolResultPart, clean_text
 from ..types.plain_json import measure_json
+from ..types.run_ids import format_child_run_id
 from ..types.subagents import BRANCH_LABEL_CHARS, BRANCH_MODEL_BYTES, MAX_BRANCHES, BranchOutcome, BranchRequest
 from ..types.wire import FinalAnswer, ModelOutput
 from .agents import Agents
@@ -157,7 +157,7 @@ class StepBranches:
     def _read_answer(self, outcome: BranchOutcome) -> Any:
         """Read the answer of a branch that has ended. Raises ``BranchError``."""
         task = self._call.input
-        child = format_child_run_id(task.context_id, task.scope, outcome.op, reopened=task.reopened)
+        child = format_child_run_id(task.context_id, task.scope, outcome.op)
         what = f"the branch {outcome.said} (run {child})"
         if outcome.error_type is not None:
             cause = build_error(outcome.error_type, outcome.error or "")

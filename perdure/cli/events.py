@@ -195,8 +195,9 @@ def _format_actor(by: str | None) -> str:
 
 
 def format_subagent_path(event: Event) -> str:
-    """The subagent's path from the run that is followed: ``researcher/1 critic/2``, as their runs' ids end."""
-    numbers = event.context_id.rsplit("/", len(event.path))[1:]
+    """The subagent's path from the run that is followed: ``researcher/1 critic/2``, with the numbers at the end of
+    the ids of their runs."""
+    numbers = [part.rpartition("-")[2] for part in event.context_id.rsplit("/", len(event.path))[1:]]
     return " ".join(f"{escape_line(step.agent)}/{number}" for step, number in zip(event.path, numbers, strict=False))
 
 

@@ -21,7 +21,7 @@ from typing import TypeVar
 from temporalio.client import WorkflowExecutionDescription
 
 from .. import events, ports
-from ..errors import NotWaitingYetError, PerdureError, RunNotFoundError, ServerUnreachableError, StoreError
+from ..errors import NotWaitingYetError, PerdureError, RunIdError, RunNotFoundError, ServerUnreachableError, StoreError
 from ..types.approvals import PendingKind
 from ..types.interface import Status
 from ..types.run_ids import get_parent_id
@@ -227,10 +227,12 @@ async def _find_run_end(
 
 async def _record_run_end(run: RunHandle, store: ports.Store, end: RunEnd) -> bool:
     """Record the end, once for all followers. Tried once: a follower that cannot write still gets the event."""
+    if end.event.error_type == RunIdError.__name__:  # the events of that id are another run's
+        return False
     event = ports.NewEvent(end.event, key=f"ended/{end.run_id}/{end.event.state}")
     try:
         await store.append(ports.EventBatch(run.id, [event], ports.build_batch_token(end.event.at), advances=True))
-    except StoreError as error:  # another follower that can write will record it
+    except (StoreError, RunIdError) as error:  # another follower that can write will record it
         logger.warning("the end of run %s could not be recorded: %s", run.id, error.message)
         return False
     return True

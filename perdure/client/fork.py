@@ -159,7 +159,8 @@ async def _read_fork_start(run: RunHandle, store: ports.Store) -> tuple[dict[str
         row = await store.get_run(run.id)
         if row is None:
             raise
-        return {"agent": row.agent, "tenant": row.tenant, "user": row.user}, run.client.task_queue
+        inherited = {"agent": row.agent, "tenant": row.tenant, "user": row.user}
+        return inherited | _inherit_parent({}, row), run.client.task_queue
     raw = {} if first_event is None else await decode_start(run, first_event)
     if first_event is None or not isinstance(raw.get("agent"), str):
         raise InvalidInputError(f"run {run.id!r} was not started as a conversation", hint="Fork another one.")
@@ -167,8 +168,23 @@ async def _read_fork_start(run: RunHandle, store: ports.Store) -> tuple[dict[str
     row = await store.get_run(run.id)
     if row is not None:  # its execution may have found them there, too: a later one of the conversation
         start |= {name: value for name in LABELS if (value := getattr(row, name)) is not None}
+    start |= _inherit_parent(raw, row)
     queue = first_event.workflow_execution_started_event_attributes.task_queue.name
     return start, get_shared_task_queue(queue)
+
+
+def _inherit_parent(raw: Mapping[str, Any], row: ports.RunRow | None) -> dict[str, Any]:
+    """Return the ``parent`` of the fork of a subagent: the rules, the requesters and the bounds of the runs above it
+    hold for the fork, too. Raises ``InvalidInputError`` where they are not known any more."""
+    parent = raw.get("parent")
+    if isinstance(parent, Mapping):
+        return {"parent": {name: value for name, value in parent.items() if name != "background"}}
+    if row is not None and row.root is not None:
+        raise InvalidInputError(
+            f"run {row.context_id!r:.200} was started by another run, whose rules for it are not known any more",
+            hint=f"Fork the run at the top: {row.root!r:.200}.",
+        )
+    return {}
 
 
 async def _write_fork_head(store: ports.Store, point: ForkPoint) -> str | None:

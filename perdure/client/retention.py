@@ -142,6 +142,11 @@ class Deletion:
     """Executions in Temporal; 0 also where the server does not let this client delete them."""
 
 
+async def is_id_deleted(store: Store, id: str) -> bool:
+    """Whether a person has deleted a run of that id, which is not given again: its audit trail and usage are kept."""
+    return bool(await store.find_deleted([id]))
+
+
 async def delete_run(client: ClientHandle, id: str, *, lost: bool, by: str | None) -> Deletion:
     """See ``Client.delete``."""
     store = await client.store()
@@ -154,7 +159,7 @@ async def delete_run(client: ClientHandle, id: str, *, lost: bool, by: str | Non
         tree = await store.read_tree(id)
         await _check_deletable(client, store, tree, row, lost=lost)
         closed = [run_id for name in tree.statuses for run_id in await _list_closed_executions(client, name)]
-        if not await store.delete_tree(tree, timestamp(datetime.now(UTC))[:10]):
+        if not await store.delete_tree(tree, timestamp(datetime.now(UTC))[:10], for_good=True):
             raise RunOpenError(
                 f"run {id!r:.200} was written to meanwhile, and is not deleted",
                 hint="Delete it again once it has ended.",

@@ -18,7 +18,7 @@ from ..types.tool_calls import (
     SubagentCall,
 )
 from ..types.wire import FinalAnswer, ModelOutput, NewItem, NewMessage, NewResult, TurnFailure
-from .children import apply_reopening, drop_branches, open_branches
+from .children import apply_labels, drop_branches, open_branches
 from .compaction import update_compaction_after_reply
 from .decide import CallModel, RecordClosing
 from .external_calls import set_external_result
@@ -52,7 +52,7 @@ def apply_model(state: RunState, step: CallModel, output: ModelOutput) -> None:
     turn.unanswered = []
     state.head, state.store_id, state.limits = output.head, output.store_id, output.limits
     state.resume = False
-    apply_reopening(state, output)
+    apply_labels(state, output)
     if output.overrides is not None:
         keep_overrides(state, output.overrides)
     state.pinned = output.pinned or state.pinned

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from ..types.messages import copy_shared
+from ..types.run_ids import format_child_run_id
 from ..types.state import BranchingStep, PendingBranch, RunState, ToolCallState
 from ..types.subagents import BackgroundRun, BackgroundStatus, BranchOutcome, CollectCall
 from ..types.wire import ModelOutput
@@ -26,13 +27,11 @@ def open_branches(state: RunState, taken: int, output: ModelOutput) -> None:
     state.op = first_op + len(opened)
     state.store_id = output.store_id
     state.pinned = output.pinned or state.pinned
-    apply_reopening(state, output)
+    apply_labels(state, output)
 
 
-def apply_reopening(state: RunState, output: ModelOutput) -> None:
-    """Apply what the first call of an execution has found out about its conversation: whether an earlier execution has
-    begun it, its tenant and its user."""
-    state.reopened = output.reopened or state.reopened
+def apply_labels(state: RunState, output: ModelOutput) -> None:
+    """Apply the tenant and the user that the first call of an execution has found at its conversation."""
     state.tenant, state.user = output.tenant or state.tenant, output.user or state.user
 
 
@@ -65,18 +64,7 @@ def find_background_run(state: RunState, handle: str) -> BackgroundRun | None:
 
 def build_child_run_id(state: RunState, child: ToolCallState | PendingBranch | BackgroundRun) -> str:
     """Build the id of the child run that answers a call or branch, or runs in background."""
-    return format_child_run_id(state.context_id, state.scope, child.op, reopened=state.reopened)
-
-
-_SCOPE_CHARS = 6
-
-
-def format_child_run_id(context_id: str, scope: str, op: int, *, reopened: bool) -> str:
-    """Format the id of a child run: ``<context_id>/<op>``.
-
-    In a conversation that was opened again, operations are numbered anew: the end of the scope precedes the number, or
-    the child would replace one of an earlier execution."""
-    return f"{context_id}/{scope[-_SCOPE_CHARS:]}-{op}" if reopened else f"{context_id}/{op}"
+    return format_child_run_id(state.context_id, state.scope, child.op)
 
 
 def sum_reserved_budget(state: RunState, name: Literal["tokens", "cost_usd", "tool_calls"]) -> float:

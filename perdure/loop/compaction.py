@@ -22,7 +22,7 @@ from ..types.interface import FINISH_TOOL
 from ..types.messages import FilePart, Message, OpaquePart, Part, TextPart, ThinkingPart, ToolCallPart, ToolResultPart
 from ..types.state import CompactionState, RunState
 from ..types.wire import ModelOutput
-from .children import apply_reopening
+from .children import apply_labels
 from .finish import REMINDER_ID
 from .limits import add_usage
 from .transcript import SUMMARY_ID
@@ -67,7 +67,7 @@ def apply_compaction(state: RunState, output: ModelOutput) -> None:
     state.op += 1
     state.head, state.store_id = output.head, output.store_id
     state.pinned = output.pinned or state.pinned
-    apply_reopening(state, output)
+    apply_labels(state, output)
     add_usage(state, output.usage, output.cost_usd)
 
 

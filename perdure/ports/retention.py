@@ -58,11 +58,15 @@ class Retention(Protocol):
     async def read_tree(self, root: str) -> RunTree:
         """Return the tree of a root run."""
 
-    async def delete_tree(self, tree: RunTree, grace_day: str) -> bool:
+    async def delete_tree(self, tree: RunTree, grace_day: str, *, for_good: bool = False) -> bool:
         """Delete the runs of ``tree`` with all their rows, or nothing: False if they were written to since it was read.
 
-        Their nodes and blobs stay, and get ``grace_day`` if their day is earlier.
+        Their nodes and blobs stay, and get ``grace_day`` if their day is earlier. ``for_good``: their ids are not given
+        again, as rows of them are kept (``audit``, ``usage``): a write of a run of such an id raises ``RunIdError``.
         """
+
+    async def find_deleted(self, ids: Sequence[str]) -> set[str]:
+        """Return those of ``ids`` that were deleted for good."""
 
     async def renew(self, hashes: Sequence[str], before_day: str, today: str) -> None:
         """Set the day of those nodes and blobs of ``hashes`` to ``today`` whose day is earlier than ``before_day``."""

@@ -59,7 +59,8 @@ class EventBatch:
 
     The events of a run with a ``lineage`` take their numbers from the root run, and are in its order; token, open
     deltas and keys are still the run's own. The first batch of a conversation fixes where its events are stored: later
-    ones may omit the lineage, and events never move to another root. A run that is started again under its id, by
+    ones may omit the lineage. One with another root raises ``RunIdError``, as does the first batch of a run that was
+    deleted for good: nothing of it is written. A run that is started again under its id, by
     another call, has another ``path`` from then on, and earlier events keep theirs.
     """
 
@@ -236,7 +237,7 @@ class RunRow:
     """For a run that another run has started: the root of its tree, whose stream has its events. Read from the events
     (``EventBatch.lineage``); not written."""
     tenant: str | None = None
-    """The tenant and the user whose run it is. Once recorded, later rows do not change them."""
+    """The tenant and the user whose run it is: a row of others is not replaced, and raises ``RunIdError``."""
     user: str | None = None
 
 

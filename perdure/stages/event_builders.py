@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any, Literal
 
-from ..loop.children import format_child_run_id
 from ..loop.finish import REMINDER_ID
 from ..loop.lifecycle import PAUSING_ERRORS
 from ..ports import NewEvent, timestamp
@@ -44,6 +43,7 @@ from ..types.interface import FINISH_TOOL, OperatorPause, Response
 from ..types.limits import LimitUse
 from ..types.messages import INLINE_BYTES, FilePart, TextPart, copy_shared
 from ..types.plain_json import measure_json
+from ..types.run_ids import format_child_run_id
 from ..types.tool_calls import (
     ActivityCall,
     AfterExternalCall,
@@ -139,22 +139,21 @@ def build_branches_started(task: ModelInput, output: ModelOutput, fields: dict[s
             agent=branch.agent,
             message=branch.message or "",
             blob=branch.blob,
-            child_context_id=_build_child_id(task, output, index),
+            child_context_id=_build_child_id(task, index),
         )
         yield NewEvent(event)
 
 
-def _build_child_id(task: ModelInput, output: ModelOutput, index: int) -> str:
+def _build_child_id(task: ModelInput, index: int) -> str:
     """Build the id of the child that the call or branch ``index`` of the reply starts: the loop numbers them in their
     order, behind the model call (``loop/apply.py``, ``loop/children.py``)."""
-    reopened = task.reopened or output.reopened
-    return format_child_run_id(task.context_id, task.scope, task.op + 1 + index, reopened=reopened)
+    return format_child_run_id(task.context_id, task.scope, task.op + 1 + index)
 
 
 def build_branches_completed(task: ModelInput, fields: dict[str, Any]) -> Iterator[NewEvent]:
     """Build the events of the outcomes of the branches that the step has waited for."""
     for outcome in task.branches:
-        child = format_child_run_id(task.context_id, task.scope, outcome.op, reopened=task.reopened)
+        child = format_child_run_id(task.context_id, task.scope, outcome.op)
         shared = copy_shared(outcome, BranchCompleted)
         event = BranchCompleted(**fields, **shared, iteration=task.iteration, child_context_id=child)
         yield NewEvent(event, key=f"branch/{task.scope}/{outcome.op}")
@@ -408,7 +407,7 @@ def _build_subagents_started(call: ModelCall, reply: ModelReply) -> Iterator[New
                 call_id=tool_call.id,
                 name=tool_call.name,
                 arguments=tool_call.arguments,
-                child_context_id=_build_child_id(task, reply.output, index),
+                child_context_id=_build_child_id(task, index),
                 background=tool_call.disposition.background is not None,
             )
             yield NewEvent(started, key=f"tool/{call.owner}/{tool_call.id}")

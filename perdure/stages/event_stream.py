@@ -22,7 +22,7 @@ from typing import Any, Literal
 from weakref import WeakKeyDictionary, WeakSet
 
 from ..agent.agent import Agent
-from ..errors import StoreError, TranscriptCorruptedError
+from ..errors import RunIdError, StoreError, TranscriptCorruptedError
 from ..ports import (
     Completed,
     EventBatch,
@@ -274,6 +274,8 @@ class FailuresStage:
     async def _write_failure(self, call: ModelCall | ToolCall, error: Exception, token: str) -> None:
         if isinstance(error, StoreError) and not isinstance(error, TranscriptCorruptedError):
             return  # the store is down, or is not the run's
+        if isinstance(error, RunIdError):
+            return  # the events are another run's
         events = [
             *call.pending_events,
             *build_failure_events(call, decide_retry(error, call.attempt, measure_agent_missing(error))),

@@ -326,8 +326,6 @@ class TranscriptStage:
             task = call.input = adopt_run_labels(task, earlier_run)
         conversation = await self._load_conversation(call, incoming, earlier_run)
         reply = await next(conversation)
-        if earlier_run is not None and (earlier_run.head is not None or earlier_run.scope != task.scope):
-            reply.output = reply.output.model_copy(update={"reopened": True})
         if task is not given:  # the run goes on with them
             reply.output = reply.output.model_copy(update={"tenant": task.tenant, "user": task.user})
         if reply.output.branches:

@@ -18,8 +18,9 @@ from ..ports import EventBatch, EventRow, NewEvent
 from ..ports.store import build_spans
 from ..ports.surfaces import WaitChange, WriteOptions, find_wait_changes
 from ..ports.webhooks import WEBHOOK_TARGET
+from ..types.run_ids import build_run_id_error
 from ..types.subagents import Lineage, PathStep
-from .retention import Reference, find_blob_references, write_references
+from .retention import SELECT_DELETED_RUNS, Reference, find_blob_references, write_references
 from .schema import TABLES, Database, Rows, as_bytes, build_insert, build_upsert, run_for_keys, shorten_key
 
 # ---
@@ -187,12 +188,23 @@ def _lock_feed(database: Database, context_id: str, lineage: Lineage | None = No
     root, path = (None, None) if lineage is None else (lineage.root, encode_path(lineage.path))
     empty = {"seq": 0, "token": "", "open": 0, "first_delta": 0}
     [row] = database.run(LOCK_FEED, context_id=context_id, **empty, root=root, path=path)
-    return _Feed(*row)
+    feed = _Feed(*row)
+    if root is not None and feed.root != root:
+        raise build_run_id_error()
+    if feed.seq == 0 and not feed.token:  # it may be new
+        check_deleted(database, context_id)
+    return feed
+
+
+def check_deleted(database: Database, context_id: str) -> None:
+    """Raise ``RunIdError`` for an id that was deleted for good."""
+    if list(run_for_keys(database, SELECT_DELETED_RUNS, [context_id])):
+        raise build_run_id_error()
 
 
 def _set_path(feed: _Feed, lineage: Lineage | None) -> None:
     """Note a new path: a client that reopens a conversation may start the same child ids again."""
-    if lineage is None or lineage.root != feed.root or encode_path(lineage.path) == feed.path:
+    if lineage is None or encode_path(lineage.path) == feed.path:
         return
     history = PathHistory(feed.path)
     if history.last_path != lineage.path:

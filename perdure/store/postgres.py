@@ -18,6 +18,7 @@ from ..ports import AgentRow, Claim, Commit, EventBatch, EventRow, Node, RunRow,
 from ..ports.store import format_utc_now
 from ..ports.surfaces import WriteOptions, find_wait_changes
 from ..types.events import Event, ModelRetracted, build_worker_lost_retraction, decode_event, encode_event_body
+from ..types.run_ids import build_run_id_error
 from . import event_log, migrations, retention, sql
 from .postgres_connection import PostgresPool, build_closed_error, parse_postgres_url, unescape_text, unescape_value
 from .postgres_notify import EventNotifications
@@ -30,7 +31,7 @@ T = TypeVar("T")
 # The arguments of the functions that write, see ``migrations/versions/0001_postgresql.sql``.
 
 
-MEMORY_CHANGED, OPEN_DELTAS, PARENT_MISSING = "PD001", "PD002", "PD003"
+MEMORY_CHANGED, OPEN_DELTAS, PARENT_MISSING, FOREIGN_RUN = "PD001", "PD002", "PD003", "PD004"
 """SQLSTATEs that the functions raise."""
 MAX_UNCERTAIN_BATCHES = 1000
 """Most batches that are remembered because their answer was lost, until they are appended again: more than a worker has
@@ -412,6 +413,8 @@ class PostgresStore(SurfaceTables, sql.ListTables, retention.SqlRetention):
         except StoreError as error:
             if _get_sqlstate(error) == MEMORY_CHANGED:
                 raise _build_memory_error(error, head) from None
+            if _get_sqlstate(error) == FOREIGN_RUN:
+                raise build_run_id_error() from None
             if _get_sqlstate(error) == PARENT_MISSING:
                 name = error.__cause__.detail  # type: ignore[union-attr]  # asyncpg's error
                 raise retention.build_missing_parent_error(unescape_text(name)) from None

@@ -16,7 +16,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from ..errors import TranscriptCorruptedError
-from ..ports import Commit, Node
+from ..ports import Commit, Node, format_utc_now
 from ..ports.retention import Collectable, OldRun, RunTree
 from .schema import Database, bind_keys, build_insert, run_for_keys
 
@@ -43,6 +43,7 @@ OTHER_TABLES = {
     "api_tokens": "no run's",
     "console_logins": "deleted when their time is over",
     "webhooks": "no run's",
+    "deleted_runs": "the ids of deleted runs, which are not given again",
     "webhook_deliveries": "deleted after 30 days by themselves",
 }
 """The tables whose rows do not go with the run of their ``context_id``, and why."""
@@ -106,6 +107,8 @@ SELECT_DAYS = "SELECT hash, used_on FROM nodes WHERE hash IN (:keys)"
 SELECT_TARGETS = "SELECT hash FROM blobs WHERE hash IN (:keys) UNION ALL SELECT hash FROM nodes WHERE hash IN (:keys)"
 INSERT_NODE_REFERENCE = build_insert("node_references")
 INSERT_RUN_REFERENCE = build_insert("run_references")
+INSERT_DELETED_RUN = build_insert("deleted_runs")
+SELECT_DELETED_RUNS = "SELECT context_id FROM deleted_runs WHERE context_id IN (:keys)"
 
 
 def write_references(database: Database, references: Sequence[Reference], today: str) -> None:
@@ -250,13 +253,18 @@ def read_tree(root: str) -> Step[RunTree]:
     return RunTree(root, statuses, tuple(sorted(heads)), updated_at, feed[0][0] if feed else None)
 
 
-def delete_tree(tree: RunTree, grace_day: str) -> Step[None]:
+def delete_tree(tree: RunTree, grace_day: str, deleted_at: str | None = None) -> Step[None]:
     """Delete a tree of runs, if it is as it was read. Raises ``TreeChangedError``.
+
+    With ``deleted_at`` its ids are not given again: noted first, so that a writer that waits for the feeds' locks sees
+    it once it has them.
 
     What only it refers to can be deleted from ``grace_day`` on, not now: a call that has read it a moment ago may
     still continue from it.
     """
     ids = list(tree.statuses)
+    for name in sorted(ids) if deleted_at is not None else ():
+        yield Statement(INSERT_DELETED_RUN, {"context_id": name, "deleted_at": deleted_at})
     targets = yield from _run_for_keys(SELECT_RUN_TARGETS, ids)
     renewed = {"today": grace_day, "before": grace_day}
     yield from _run_for_keys(RENEW_BLOBS, sorted(target for (target,) in targets), **renewed)
@@ -277,6 +285,11 @@ def delete_tree(tree: RunTree, grace_day: str) -> Step[None]:
         yield from _run_for_keys(DELETE_OF_RUNS.format(table=table), ids)
     if updated_at != tree.updated_at or (feed[0][0] if feed else None) != tree.seq:
         raise TreeChangedError
+
+
+def find_deleted(ids: Sequence[str]) -> Step[set[str]]:
+    """See :meth:`perdure.ports.retention.Retention.find_deleted`."""
+    return {name for (name,) in (yield from _run_for_keys(SELECT_DELETED_RUNS, ids))}
 
 
 def renew(hashes: Sequence[str], before_day: str, today: str) -> Step[None]:
@@ -376,12 +389,16 @@ class SqlRetention:
     async def read_tree(self, root: str) -> RunTree:
         return await self._run_step(lambda: read_tree(root))
 
-    async def delete_tree(self, tree: RunTree, grace_day: str) -> bool:
+    async def delete_tree(self, tree: RunTree, grace_day: str, *, for_good: bool = False) -> bool:
+        deleted_at = format_utc_now() if for_good else None
         try:
-            await self._run_step(lambda: delete_tree(tree, grace_day), write=True)
+            await self._run_step(lambda: delete_tree(tree, grace_day, deleted_at), write=True)
         except TreeChangedError:
             return False
         return True
+
+    async def find_deleted(self, ids: Sequence[str]) -> set[str]:
+        return await self._run_step(lambda: find_deleted(ids))
 
     async def renew(self, hashes: Sequence[str], before_day: str, today: str) -> None:
         if hashes:

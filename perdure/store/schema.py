@@ -7,7 +7,7 @@ and they run in every iteration. It is used for migrations only.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
 TABLES = {
@@ -66,6 +66,7 @@ TABLES = {
     ),
     "node_references": ("target", "node"),
     "run_references": ("target", "context_id"),
+    "deleted_runs": ("context_id", "deleted_at"),
 }
 """The tables and columns of the newest schema, which ``migrations/`` creates and describes."""
 
@@ -133,18 +134,11 @@ def build_insert(table: str, on_conflict: str = "DO NOTHING") -> str:
     return f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({values}) ON CONFLICT {on_conflict}"  # noqa: S608  # names of the schema
 
 
-def build_upsert(table: str, *key: str, kept: Collection[str] = (), keep_created: bool = True) -> str:
-    """Build an upsert by primary key that keeps ``created_at``, values of ``kept`` columns once there are any, and a
-    row with a later ``asked_at``."""
+def build_upsert(table: str, *key: str, keep_created: bool = True) -> str:
+    """Build an upsert by primary key that keeps ``created_at``, and a row with a later ``asked_at``."""
     unchanged = (*key, "created_at") if keep_created else key
     columns = TABLES[table]
-    new_values = [
-        f"{column} = coalesce({table}.{column}, excluded.{column})"
-        if column in kept
-        else f"{column} = excluded.{column}"
-        for column in columns
-        if column not in unchanged
-    ]
+    new_values = [f"{column} = excluded.{column}" for column in columns if column not in unchanged]
     not_older = f" WHERE excluded.asked_at >= {table}.asked_at" if "asked_at" in columns else ""
     return build_insert(table, f"({', '.join(key)}) DO UPDATE SET {', '.join(new_values)}{not_older}")
 

@@ -15,6 +15,7 @@ from typing import Any
 from ..errors import MemoryChangedError, TranscriptCorruptedError
 from ..ports import AgentRow, Claim, Commit, EventBatch, MemoryWrite, Node, RunRow, TurnRow, UsageRow
 from ..ports.surfaces import WriteOptions
+from ..types.run_ids import build_run_id_error
 from . import event_log, migrations, retention
 from .schema import (
     MAX_KEYS,
@@ -120,7 +121,11 @@ MISSING_NODE_HINT = (
 _RENEW = "(hash) DO UPDATE SET used_on = excluded.used_on WHERE excluded.used_on > {table}.used_on"
 INSERT_NODE = build_insert("nodes", _RENEW.format(table="nodes"))
 INSERT_BLOB = build_insert("blobs", _RENEW.format(table="blobs"))
-UPSERT_RUN = build_upsert("runs", "context_id", kept=("tenant", "user_id"))
+# Not the row of another's run: _write_run finds out.
+UPSERT_RUN = f"""
+    {build_upsert("runs", "context_id")}
+    AND runs.tenant IS NOT DISTINCT FROM excluded.tenant AND runs.user_id IS NOT DISTINCT FROM excluded.user_id"""
+SELECT_LABELS = "SELECT tenant, user_id FROM runs WHERE context_id = :context_id"
 UPSERT_TURN = build_upsert("turns", "context_id", "task_id")
 INSERT_SENT_MESSAGE = build_insert("sent")
 # From ``head`` towards the root, in any order. UNION, not UNION ALL, over hashes alone: it terminates even if altered
@@ -233,7 +238,12 @@ def _write_run(database: Database, run: RunRow, now: str, key_id: str | None) ->
     names = {"context_id": run.context_id, "agent": run.agent, "scope": run.scope, "asked_at": run.asked_at}
     row = {"head": run.head, "status": run.status, "iterations": run.iterations, "result": run.result}
     labels = {"tenant": run.tenant, "user_id": run.user}
-    database.run(UPSERT_RUN, **names, **row, **labels, created_at=now, updated_at=now, key_id=key_id)
+    times = {"created_at": now, "updated_at": now}
+    if database.run(UPSERT_RUN, **names, **row, **labels, **times, key_id=key_id).rowcount:
+        return
+    found = database.run(SELECT_LABELS, context_id=run.context_id).fetchone()
+    if tuple(found) != (run.tenant, run.user):  # else it is late
+        raise build_run_id_error()
 
 
 def _write_turn(database: Database, turn: TurnRow, now: str, key_id: str | None) -> None:

@@ -295,7 +295,11 @@ class InProcessService(ServiceClient):
         events = [build_close_event(execution)] if execution.ended else []
         if req.history_event_filter_type != enums.HistoryEventFilterType.HISTORY_EVENT_FILTER_TYPE_CLOSE_EVENT:
             start = HistoryEvent(event_id=1, event_type=enums.EventType.EVENT_TYPE_WORKFLOW_EXECUTION_STARTED)
-            start.workflow_execution_started_event_attributes.input.CopyFrom(encode_payloads(*execution.started.input))
+            attributes = start.workflow_execution_started_event_attributes
+            attributes.input.CopyFrom(encode_payloads(*execution.started.input))
+            attributes.first_execution_run_id = execution.first_execution_run_id
+            if execution.started.parent is not None:
+                attributes.parent_workflow_execution.CopyFrom(build_execution_ref(execution.started.parent))
             events = [start, *build_model_events(execution), *events]
         return api.GetWorkflowExecutionHistoryResponse(history=History(events=events))
 

@@ -22,6 +22,7 @@ from ..store.retention import (
     get_context_id,
 )
 from ..types.events import Span, build_worker_lost_retraction, decode_event, encode_event_body
+from ..types.run_ids import build_run_id_error
 from ..types.subagents import PathStep
 from .surfaces import MemoryLists, MemorySurfaces
 
@@ -69,7 +70,7 @@ class MemoryFeed:
         if it is too late. ``on_written`` is called with the index and the number of each event that is written."""
         if batch.token and batch.token < self.token and not recorded:
             return False
-        if batch.lineage is not None and batch.lineage.root == self.root:
+        if batch.lineage is not None:
             self.path = batch.lineage.path
         ends_deltas = any(new.event.type in ("model.completed", "model.retracted") for new in batch.events)
         if batch.token > self.token:
@@ -147,6 +148,8 @@ class _MemoryRetention(MemorySurfaces, MemoryLists):
     sent: dict[tuple[str, str], str]
     memory: dict[tuple[str, str], bytes]
     feeds: dict[str, MemoryFeed]
+    deleted_runs: dict[str, str]
+    """Ids that are not given again, with the time of the deletion."""
 
     async def read_old_runs(self, before: str, after: tuple[str, str], limit: int) -> list[OldRun]:
         """Runs created before a time."""
@@ -168,11 +171,16 @@ class _MemoryRetention(MemorySurfaces, MemoryLists):
         statuses = {name: None if row is None else row.status for name, row in runs.items()}
         return RunTree(root, statuses, tuple(sorted(heads)), max(times, default=""), seq)
 
-    async def delete_tree(self, tree: RunTree, grace_day: str) -> bool:
+    async def find_deleted(self, ids: Sequence[str]) -> set[str]:
+        """Those that were deleted for good."""
+        return {name for name in ids if name in self.deleted_runs}
+
+    async def delete_tree(self, tree: RunTree, grace_day: str, *, for_good: bool = False) -> bool:
         """Delete the tree, unless it was written to."""
         if await self.read_tree(tree.root) != tree:
             return False
         ids = tree.statuses
+        self.deleted_runs |= dict.fromkeys(ids if for_good else (), timestamp(datetime.now(UTC)))
         named = {name for name, holders in self._find_holders().items() if holders & ids.keys()}
         await self.renew([*tree.heads, *named], grace_day, grace_day)
         for name in ids:
@@ -299,6 +307,7 @@ class MemoryStore(_MemoryRetention):
         self.memory: dict[tuple[str, str], bytes] = {}
         self.commits: list[Commit] = []
         self.feeds: dict[str, MemoryFeed] = {}
+        self.deleted_runs: dict[str, str] = {}
         self.all_agents: dict[str, AgentRow] = {}
         self._waiting: set[tuple[str, int, asyncio.Future[int]]] = set()
         """Conversation, number after which an event is awaited, and the future to resolve, on any event loop."""
@@ -352,6 +361,7 @@ class MemoryStore(_MemoryRetention):
         self._raise_failure()
         self._check_memory(commit)
         self._check_parents(commit)
+        self._check_owner(commit)
         self.commits.append(commit)
         for node in commit.nodes:
             if self.all_nodes.setdefault(node.hash, node) is node:
@@ -370,8 +380,6 @@ class MemoryStore(_MemoryRetention):
         if commit.run is not None:
             now, old_row = self._now(), self.all_runs.get(commit.run.context_id)
             row = replace(commit.run, created_at=old_row.created_at if old_row else now, updated_at=now)
-            if old_row is not None:
-                row = replace(row, tenant=old_row.tenant or row.tenant, user=old_row.user or row.user)
             if old_row is None or row.asked_at >= old_row.asked_at:
                 self.all_runs[row.context_id] = row
                 self.note_key("runs", row.context_id)
@@ -390,6 +398,28 @@ class MemoryStore(_MemoryRetention):
             usage = replace(commit.usage, key=commit.outcome.key, created_at=self._now())
             self.all_usage.setdefault(usage.key, usage)
         return commit.outcome.body if commit.outcome is not None else None
+
+    def _check_owner(self, commit: Commit) -> None:
+        """Raise ``RunIdError`` where the id belongs to a deleted run, or to that of another tenant, user or root."""
+        entry = self.journal.get(commit.outcome.key) if commit.outcome is not None else None
+        if entry is not None and entry.outcome is not None:
+            return
+        row = None if commit.run is None else self.all_runs.get(commit.run.context_id)
+        if (
+            row is not None
+            and commit.run is not None
+            and (row.tenant, row.user) != (commit.run.tenant, commit.run.user)
+        ):
+            raise build_run_id_error()
+        if commit.events is not None:
+            self._check_feed(commit.events)
+
+    def _check_feed(self, batch: EventBatch) -> None:
+        feed, root = self.feeds.get(batch.context_id), None if batch.lineage is None else batch.lineage.root
+        if feed is None and {batch.context_id, root} & self.deleted_runs.keys():
+            raise build_run_id_error()
+        if feed is not None and root is not None and feed.root != root:
+            raise build_run_id_error()
 
     def _check_parents(self, commit: Commit) -> None:
         known = self.all_nodes.keys() | {node.hash for node in commit.nodes}
@@ -518,6 +548,7 @@ class MemoryStore(_MemoryRetention):
             self._waiting.discard(waiter)
 
     def _write_events(self, batch: EventBatch, *, recorded: bool = False) -> bool:
+        self._check_feed(batch)
         feed, now = self._get_or_create_feed(batch), self._now()
         is_of_lost_worker = "" != (batch.token or batch.scheduled) < feed.token
         events = [new.event for new in batch.events]

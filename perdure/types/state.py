@@ -215,8 +215,6 @@ class RunState(StatePart):
     head: str | None = None
     resume: bool = False
     """``head`` is the conversation's last one in the store; the first activity looks it up."""
-    reopened: bool = Field(default=False, exclude_if=operator.not_)
-    """An earlier execution of this id has begun the conversation."""
     resend: bool = Field(default=False, exclude_if=operator.not_)
     """The next model call sends withheld content once more: the run was resumed."""
     op: int = 0

@@ -150,8 +150,6 @@ class ModelInput(CallFacts):
     """None means "run": left out, as in most calls."""
     resume: bool | None = None
     """``head`` is not known yet: the conversation's last one in the store, if there is one."""
-    reopened: bool = Field(default=False, exclude_if=operator.not_)
-    """An earlier execution of this id has begun the conversation, as an earlier call has found out."""
     resend: bool = Field(default=False, exclude_if=operator.not_)
     """Content that was withheld because a model's API refused it is sent once more."""
     used: Usage = NO_USAGE
@@ -265,8 +263,6 @@ class ModelOutput(Data):
     turn and with one that asks for approval, by the worker that returns it. Not part of the recorded outcome."""
     noted: bool = Field(default=False, exclude_if=operator.not_)
     """Reported with ``indexed``: the pending calls are to be kept in the memo, too."""
-    reopened: bool = Field(default=False, exclude_if=operator.not_)
-    """An earlier execution of this id has begun the conversation: subagents of this one get ids that it cannot have."""
     tenant: str | None = Field(default=None, exclude_if=is_none)
     """The tenant of that conversation, and its ``user``, if the run was started without them."""
     user: str | None = Field(default=None, exclude_if=is_none)

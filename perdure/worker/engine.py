@@ -48,6 +48,7 @@ from ..stages.journal import JournalStage
 from ..stages.prepare import PrepareStage
 from ..stages.reply_cache import ReplyCacheStage
 from ..stages.retries import BudgetStage
+from ..stages.run_owner import RunOwnerStage
 from ..stages.stage import CollectCall, ModelCall, ModelReply, Stages, ToolCall, ToolStage, wrap_tool_call
 from ..stages.tool_hooks import ToolHookStage
 from ..stages.transcript import TranscriptStage
@@ -459,6 +460,7 @@ class Engine:
             of_model_call=[
                 tracing,
                 InlineStage(wrap_tool_call(of_tool_call, self.tool.call)),
+                RunOwnerStage(store, waiting=report_waiting),
                 failures,
                 prepare,
                 journal,

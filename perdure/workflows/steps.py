@@ -13,7 +13,7 @@ from temporalio.exceptions import ActivityError
 
 from ..loop.apply import apply_abort, apply_closing, apply_model, fail_call
 from ..loop.approvals import drop_recorded_revocations, update_approval_waits
-from ..loop.children import apply_reopening, list_branch_outcomes
+from ..loop.children import apply_labels, list_branch_outcomes
 from ..loop.compaction import CompactConversation, apply_compaction, describe_shortening, try_shorten_conversation
 from ..loop.decide import CallModel, RecordClosing, select_joining_calls
 from ..loop.external_calls import get_final_arguments
@@ -58,7 +58,6 @@ def _build_model_input(
         purpose=purpose,
         mode=state.mode if state.mode != "run" else None,
         resume=state.resume or None,
-        reopened=state.reopened,
         caller_overrides=get_caller_overrides(state),
         is_external=state.turn is not None and state.turn.is_external,
         **fields,
@@ -269,7 +268,7 @@ def _apply_close_output(state: RunState, step: RecordClosing, revoked: Sequence[
     # Also if the ending could not be recorded: it is not tried again.
     drop_recorded_revocations(state, revoked)
     output = ModelOutput.model_validate(raw)
-    apply_reopening(state, output)
+    apply_labels(state, output)
     apply_closing(state, step, output.head)
 
 

@@ -23,6 +23,7 @@ from perdure.testing import ScriptedProvider, call
 from perdure.tools.context import RunFacts
 from perdure.types.interface import WORKFLOW_TYPE
 from tests.support.checks import results, users
+from tests.support.children import find_child_id
 from tests.support.engine import Engine
 from tests.support.scripts import Gate
 from tests.support.wait import eventually
@@ -226,7 +227,7 @@ async def test_a_token_of_another_run_is_refused(engine: Engine) -> None:
         stolen = json.loads(started.data)["auth_context"]
         start = {"agent": "speaker", "message": "Hi.", "auth_context": stolen}
         options: Any = {"task_queue": engine.task_queue}
-        for name in (f"{run.id}/7", f"{run.id}-7"):  # the first as a subagent's would be
+        for name in (await find_child_id(client, run.id, 7), f"{run.id}-7"):  # the first as a subagent's would be
             other = await client.temporal.start_workflow(WORKFLOW_TYPE, start, id=name, **options)
             with pytest.raises(AuthContextError, match="made for another run, or was changed"):
                 await client.run(other.id).result()

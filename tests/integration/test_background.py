@@ -18,6 +18,7 @@ from perdure.types.events import ToolStarted
 from perdure.types.interface import WORKFLOW_TYPE
 from perdure.workflows.host import Host
 from tests.support.checks import assert_closed, results, users
+from tests.support.children import find_child_id
 from tests.support.engine import Engine
 from tests.support.scripts import Gate, replied
 from tests.support.wait import eventually
@@ -120,7 +121,7 @@ async def test_two_work_while_their_parent_goes_on(engine: Engine) -> None:
     ]
     assert response.content == "heard b"
     assert_closed(response.messages)
-    assert children == [f"{run.id}/1", f"{run.id}/2"]
+    assert children == [await find_child_id(client, run.id, 1), await find_child_id(client, run.id, 2)]
     begun = [event for event in events if isinstance(event, ToolStarted) and event.child_context_id]
     assert [(event.child_context_id, event.background) for event in begun] == [(name, True) for name in children]
 
@@ -141,12 +142,12 @@ async def test_one_is_spoken_to_and_collected_after_continue_as_new(engine: Engi
         assert await states(run) == {"b1": "running", "b2": "running"}
         calls = (await run.status()).calls
         assert [(one.name, one.context_id) for one in calls] == [
-            ("collect_agent", f"{run.id}/1"),
-            ("collect_agent", f"{run.id}/2"),
+            ("collect_agent", await find_child_id(client, run.id, 1)),
+            ("collect_agent", await find_child_id(client, run.id, 2)),
         ]
         gate.open()
         response = await run.result()
-        child = await client.run(f"{run.id}/1").result()
+        child = await client.run(await find_child_id(client, run.id, 1)).result()
     assert response.content == "heard a, and c | heard b"
     assert users(child.messages) == ["a", "and c"]
     own = sum(message.usage.total_tokens for message in response.messages if message.usage)
@@ -170,7 +171,7 @@ async def test_one_that_continues_as_new_itself(engine: Engine) -> None:
     async with engine.served(parent, busy) as client:
         run = await client.start(parent, "Go.", max_history_events=20)
         response = await run.result()
-        first = (await client.run(f"{run.id}/1").handle.fetch_history()).events[0]
+        first = (await client.run(await find_child_id(client, run.id, 1)).handle.fetch_history()).events[0]
     assert results(response.messages)[2:] == ["seen 7", "seen 7"]
     assert first.workflow_execution_started_event_attributes.continued_execution_run_id
 
@@ -237,7 +238,7 @@ async def test_they_end_with_their_parent(engine: Engine, cans: bool) -> None:
         run = await client.start(parent, "Go.", **({"max_history_events": 15} if cans else {}))
         response = await run.result()
         assert response.content == "Enough."
-        for name in (f"{run.id}/1", f"{run.id}/2"):
+        for name in (await find_child_id(client, run.id, 1), await find_child_id(client, run.id, 2)):
             assert await ended_as(client, name) == WorkflowExecutionStatus.CANCELED
             assert_closed(await client.run(name).transcript())
         row = await (await client.store()).get_run(run.id)
@@ -261,7 +262,7 @@ async def test_one_that_takes_no_more_signals_is_stopped_all_the_same(engine: En
         run = await client.start(parent, "Go.", max_history_events=15)
         assert (await run.result()).content == "Enough."
         assert await _has_continued(run)
-        assert await ended_as(client, f"{run.id}/1") == WorkflowExecutionStatus.CANCELED
+        assert await ended_as(client, await find_child_id(client, run.id, 1)) == WorkflowExecutionStatus.CANCELED
 
 
 async def test_a_cancelled_parent_takes_them_with_it(engine: Engine) -> None:
@@ -282,7 +283,7 @@ async def test_a_cancelled_parent_takes_them_with_it(engine: Engine) -> None:
         await run.cancel()
         with pytest.raises(RunCancelledError):
             await run.result()
-        for name in (run.id, f"{run.id}/1", f"{run.id}/2"):
+        for name in (run.id, await find_child_id(client, run.id, 1), await find_child_id(client, run.id, 2)):
             assert await ended_as(client, name) == WorkflowExecutionStatus.CANCELED
             assert_closed(await client.run(name).transcript())
         closing = (await run.transcript())[-1]
@@ -313,7 +314,7 @@ async def test_one_that_was_terminated_is_lost(engine: Engine, monkeypatch: Any,
         if cans:
             await eventually(lambda: _has_continued(run))
         await eventually(lambda: gate.entered == 1)
-        await client.run(f"{run.id}/1").handle.terminate()
+        await client.run(await find_child_id(client, run.id, 1)).handle.terminate()
         response = await run.result()
         assert await states(run) == {}, "a closed run has no table"
     lost, refused, again = results(response.messages)[1:]
@@ -328,7 +329,7 @@ async def test_one_that_somebody_cancels_is_a_result(engine: Engine) -> None:
     async with engine.served(parent, worker(held(gate))) as client:
         run = await client.start(parent, "Go.")
         await eventually(lambda: gate.entered == 1)
-        await client.run(f"{run.id}/1").cancel()
+        await client.run(await find_child_id(client, run.id, 1)).cancel()
         response = await run.result()
     assert response.content == "RunCancelledError: the subagent was cancelled"
 
@@ -365,10 +366,10 @@ async def test_a_session_ends_with_those_that_still_run(engine: Engine) -> None:
         turn = await client.send(parent, "Go.", id=f"chat-{engine.task_queue}")
         await turn.result()
         await eventually(lambda: gate.entered == 1)
-        assert await now(client, f"{turn.run.id}/1") == WorkflowExecutionStatus.RUNNING
+        assert await now(client, await find_child_id(client, turn.run.id, 1)) == WorkflowExecutionStatus.RUNNING
         await turn.run.close()
         await turn.run.handle.result()
-        assert await ended_as(client, f"{turn.run.id}/1") == WorkflowExecutionStatus.CANCELED
+        assert await ended_as(client, await find_child_id(client, turn.run.id, 1)) == WorkflowExecutionStatus.CANCELED
 
 
 async def test_one_that_cannot_begin_is_told_nothing(engine: Engine) -> None:
@@ -376,10 +377,11 @@ async def test_one_that_cannot_begin_is_told_nothing(engine: Engine) -> None:
     gate, name = Gate(), f"taken-{engine.task_queue}"
     parent = boss([start("a"), tell("b1", "more")], told)
     async with engine.served(parent, worker(held(gate))) as client:
-        other = await client.temporal.start_workflow(
-            WORKFLOW_TYPE, {"agent": "worker", "message": "x"}, id=f"{name}/1", task_queue=client.task_queue
-        )
-        response = await (await client.start(parent, "Go.", id=name)).result()
+        session = await client.start(parent, id=name, mode="session")
+        taken = await find_child_id(client, name, 1)
+        first = {"agent": "worker", "message": "x"}
+        other = await client.temporal.start_workflow(WORKFLOW_TYPE, first, id=taken, task_queue=client.task_queue)
+        response = await (await session.send("Go.")).result()
         gate.open()
         assert (await other.result())["content"] == "heard x"
     first, second = results(response.messages)
@@ -404,7 +406,7 @@ async def test_one_that_is_paused_for_long_continues_as_new(engine: Engine, monk
     async with engine.served(parent, helper) as client:
         run = await client.start(parent, "Go.", max_history_events=30)
         await eventually(lambda: _waits_for(run, 1))
-        child = client.run(f"{run.id}/1")
+        child = client.run(await find_child_id(client, run.id, 1))
         await eventually(lambda: _has_continued(child))
         await eventually(lambda: _paused(child))
         await run.cancel()
@@ -458,7 +460,7 @@ async def test_a_budget_is_shared_with_those_in_background(engine: Engine) -> No
     async with engine.served(parent) as client:
         run = await client.start(parent, "Go.")
         response = await run.result()
-        children = [await client.run(f"{run.id}/{n}").result() for n in (1, 2)]
+        children = [await client.run(await find_child_id(client, run.id, n)).result() for n in (1, 2)]
     largest = max(message.usage.total_tokens for one in children for message in one.messages if message.usage)
     for child in children:
         assert child.finish_reason == "limit"
@@ -481,7 +483,7 @@ async def test_what_waits_in_them_is_in_the_inbox(engine: Engine) -> None:
             return await list_pending_calls_of_run(run)
 
         (one,) = await eventually(asked)
-        assert (one.run_id, one.tool) == (f"{run.id}/1", "pay")
+        assert (one.run_id, one.tool) == (await find_child_id(client, run.id, 1), "pay")
         await one.approve(by="ana")
         assert (await run.result()).content == "paid 3"
 
@@ -518,9 +520,9 @@ async def test_one_whose_parent_was_terminated_ends_too(engine: Engine, monkeypa
         run = await client.start(parent, "Go.")
         await eventually(lambda: gate.entered == 1)
         await run.handle.terminate()
-        assert await now(client, f"{run.id}/1") == WorkflowExecutionStatus.RUNNING
+        assert await now(client, await find_child_id(client, run.id, 1)) == WorkflowExecutionStatus.RUNNING
         gate.open()
-        child = client.run(f"{run.id}/1")
+        child = client.run(await find_child_id(client, run.id, 1))
         await eventually(lambda: _ended(client, child.id))
         status = await child.status()
         assert status.state == "failed"
@@ -539,7 +541,12 @@ async def test_nobody_else_says_how_one_ended(engine: Engine) -> None:
     async with engine.served(parent, worker(held(gate))) as client:
         run = await client.start(parent, "Go.")
         await eventually(lambda: _waits_for(run, 1))
-        wrong = {"context_id": f"{run.id}/1", "scope": "guessed", "state": "completed", "content": "Trust me."}
+        wrong = {
+            "context_id": await find_child_id(client, run.id, 1),
+            "scope": "guessed",
+            "state": "completed",
+            "content": "Trust me.",
+        }
         for said in (wrong, "no", {**wrong, "context_id": "other"}):
             await run.handle.signal("child_ended", said)
         await eventually(lambda: _refused(run, 3))

@@ -13,6 +13,7 @@ from perdure.errors import DefinitionError, RunCancelledError
 from perdure.ports import ModelRequest
 from perdure.testing import Script, call, scripted
 from tests.support.checks import assert_closed, results, users
+from tests.support.children import find_child_id
 from tests.support.scripts import Gate
 from tests.support.wait import eventually
 
@@ -56,7 +57,7 @@ async def talked(scene: Scene, script: Script) -> list[str]:
     await eventually(lambda: _collects(run), every=0.005)
     scene.gate.open()
     response = await run.result()
-    child = await script.client.run(f"{run.id}/1").result()
+    child = await script.client.run(await find_child_id(script.client, run.id, 1)).result()
     assert_closed(response.messages)
     return [*results(response.messages), response.content, *users(child.messages)]
 
@@ -64,7 +65,7 @@ async def talked(scene: Scene, script: Script) -> list[str]:
 async def left(scene: Scene, script: Script) -> list[str]:
     run = await script.client.start(boss, "Go.")
     response = await run.result()
-    found = [await script.client.run(f"{run.id}/{n}").status() for n in (1, 2)]
+    found = [await script.client.run(await find_child_id(script.client, run.id, n)).status() for n in (1, 2)]
     return [*results(response.messages), *(one.state for one in found)]
 
 
@@ -74,14 +75,14 @@ async def cancelled(scene: Scene, script: Script) -> list[str]:
     await run.cancel()
     with pytest.raises(RunCancelledError):
         await run.result()
-    child = script.client.run(f"{run.id}/1")
+    child = script.client.run(await find_child_id(script.client, run.id, 1))
     return [*results(await run.transcript()), (await child.status()).state]
 
 
 async def terminated(scene: Scene, script: Script) -> list[str]:
     run = await script.client.start(boss, "Go.")
     await eventually(lambda: _collects(run), every=0.005)
-    await script.client.run(f"{run.id}/1").handle.terminate()
+    await script.client.run(await find_child_id(script.client, run.id, 1)).handle.terminate()
     return results((await run.result()).messages)
 
 

@@ -12,6 +12,7 @@ from perdure.testing import ScriptedProvider, call, finish, replay
 from perdure.types.events import BranchCompleted, BranchStarted
 from tests.support.branches import Question, Score, answer, boss, echo, judge, requests, said
 from tests.support.checks import assert_closed, results, users
+from tests.support.children import find_child_id
 from tests.support.engine import Engine
 
 
@@ -30,7 +31,7 @@ async def test_a_branch_sees_what_the_step_sees_and_leaves_the_run_as_it_is(engi
     async with engine.served(one, critic) as client:
         run = await client.start(one, "Go.")
         response = await run.result()
-        child = await client.run(f"{run.id}/3").result()
+        child = await client.run(await find_child_id(client, run.id, 3)).result()
         children = [found.id for found in await run.children()]
         events = [event async for event in run.events(wait=False, children=False)]
         assert not (await replay(client=client, id=run.id)).failed
@@ -44,11 +45,11 @@ async def test_a_branch_sees_what_the_step_sees_and_leaves_the_run_as_it_is(engi
     assert (response.content, response.iterations, response.calls) == ("Done.", 2, 2)
     spent = sum(message.usage.total_tokens for message in response.messages if message.usage)
     assert response.usage.total_tokens == spent + child.usage.total_tokens
-    assert children == [f"{run.id}/3"]
+    assert children == [await find_child_id(client, run.id, 3)]
     branches = [event for event in events if isinstance(event, BranchStarted | BranchCompleted)]
     assert [(event.type, event.agent, event.child_context_id, event.iteration) for event in branches] == [
-        ("branch.started", "judge", f"{run.id}/3", 2),
-        ("branch.completed", "judge", f"{run.id}/3", 2),
+        ("branch.started", "judge", await find_child_id(client, run.id, 3), 2),
+        ("branch.completed", "judge", await find_child_id(client, run.id, 3), 2),
     ]
     assert [event.type for event in events].count("model.completed") == 2
 

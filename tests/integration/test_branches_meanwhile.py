@@ -15,6 +15,7 @@ from perdure.ports import ModelRequest
 from perdure.testing import ScriptedProvider, call, replay
 from tests.support.branches import answer, boss, echo, requests, said
 from tests.support.checks import assert_closed, results, users
+from tests.support.children import find_child_id
 from tests.support.engine import Engine, side_by_side
 from tests.support.scripts import Gate
 from tests.support.wait import eventually
@@ -51,7 +52,11 @@ async def test_status_names_the_branches_that_run(engine: Engine) -> None:
         status = await run.status()
         assert (status.state, status.doing, status.iteration) == ("running", "branches", 1)
         (branch,) = status.calls
-        assert (branch.kind, branch.name, branch.context_id) == ("branch", "held", f"{run.id}/3")
+        assert (branch.kind, branch.name, branch.context_id) == (
+            "branch",
+            "held",
+            await find_child_id(client, run.id, 3),
+        )
         assert format_activity(status) == "iteration 1 · branches: held"
         held.gate.open()
         await run.result()
@@ -76,7 +81,7 @@ async def test_cancelling_the_run_cancels_its_branches(engine: Engine) -> None:
         with pytest.raises(RunCancelledError):
             await run.result()
         with pytest.raises(RunCancelledError):
-            await client.run(f"{run.id}/3").result()
+            await client.run(await find_child_id(client, run.id, 3)).result()
         transcript = await run.transcript()
     assert_closed(transcript)
     assert results(transcript) == ["found x"]
@@ -91,7 +96,7 @@ async def test_an_interrupt_stops_the_branches_and_they_are_asked_for_anew(engin
         await eventually(lambda: held.gate.left == 1, what="the branch is stopped")
         held.gate.open()
         response = await run.result()
-        stopped = await client.run(f"{run.id}/3").result()
+        stopped = await client.run(await find_child_id(client, run.id, 3)).result()
     assert stopped.finish_reason == "interrupted"
     assert_closed(response.messages)
     if says is None:
@@ -219,4 +224,4 @@ async def _killed_as_it_asks(engine: Engine, *, point: str) -> None:
     assert users(response.messages) == ["Go.", "The judge said: 3"]
     assert len(engine.ledger.entries("policy")) == (3 if point == "model.answered" else 2)
     assert len(engine.ledger.entries("judge")) == 2
-    assert [one.id for one in await run.children()] == [f"{run.id}/3"]
+    assert [one.id for one in await run.children()] == [await find_child_id(client, run.id, 3)]

@@ -14,6 +14,7 @@ from perdure.testing import ScriptedProvider, call
 from perdure.testing.fake_service import InProcessService
 from perdure.types.events import RunEvent
 from perdure.types.subagents import Lineage, PathStep
+from tests.support.children import find_child_id
 from tests.support.commands import Commands
 from tests.support.engine import Engine
 from tests.support.scripts import replied
@@ -33,17 +34,18 @@ async def test_roots_leave_out_subagents_also_those_that_only_the_store_has(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cli = Commands(engine, monkeypatch)
-    async with engine.served(boss, helper):
-        assert (await cli("run", "boss", "Go.", "--id", "team/7")).code == 0
-        assert (await cli("list", "-q")).out.split() == ["team/7/1", "team/7"]
-        assert (await cli("list", "-q", "--roots")).out.split() == ["team/7"]
+    async with engine.served(boss, helper) as client:
+        assert (await cli("run", "boss", "Go.", "--id", "team-7")).code == 0
+        child = await find_child_id(client, "team-7", 1)
+        assert (await cli("list", "-q")).out.split() == [child, "team-7"]
+        assert (await cli("list", "-q", "--roots")).out.split() == ["team-7"]
         assert (await cli("list", "-q", "--roots", "--agent", "helper")).out == ""
-        reopened = await cli("send", "team/7/1", "Again.", "--wait")
+        reopened = await cli("send", child, "Again.", "--wait")
         assert reopened.out == "Done.\n", "an execution without a parent"
-        assert (await cli("list", "-q", "--roots")).out.split() == ["team/7"]
+        assert (await cli("list", "-q", "--roots")).out.split() == ["team-7"]
     async with engine.served(boss, helper):  # by a service that never heard of the runs
-        assert sorted((await cli("list", "-q")).out.split()) == ["team/7", "team/7/1"]
-        assert (await cli("list", "-q", "--roots", "--limit", "1")).out.split() == ["team/7"]
+        assert sorted((await cli("list", "-q")).out.split()) == ["team-7", child]
+        assert (await cli("list", "-q", "--roots", "--limit", "1")).out.split() == ["team-7"]
 
 
 async def test_an_id_that_looks_like_a_subagents_is_no_reason_to_leave_a_run_out(
@@ -99,12 +101,16 @@ async def test_a_query_is_temporals_and_combines_with_the_filters(
             return set(done.out.split("\n")) - {""}
 
         async def all_are_visible() -> bool:
-            return await listed("--query", f"{ids} AND ExecutionStatus = 'Completed'") == {root, f"{root}/1", other}
+            return await listed("--query", f"{ids} AND ExecutionStatus = 'Completed'") == {
+                root,
+                await find_child_id(client, root, 1),
+                other,
+            }
 
         await eventually(all_are_visible)
         assert await listed("--query", f"WorkflowId = '{engine.task_queue}-it\\'s'") == {root}
         assert await listed("--query", f"{ids} OR TaskQueue = 'none'", "--roots") == {root, other}
-        assert await listed("--query", ids, "--agent", "helper") == {f"{root}/1", other}
+        assert await listed("--query", ids, "--agent", "helper") == {await find_child_id(client, root, 1), other}
         assert await listed("--query", ids, "--agent", "helper", "--roots") == {other}
         assert await listed("--query", ids, "--status", "failed") == set()
         assert await listed("--query", ids, "--status", "running") == set()
@@ -115,7 +121,7 @@ async def test_a_query_is_temporals_and_combines_with_the_filters(
             )
             roots = await listed("--roots", "--limit", "1000")
         assert roots >= {root, other}
-        assert f"{root}/1" not in roots, "the store has it, and Temporal knows its parent"
+        assert await find_child_id(client, root, 1) not in roots, "the store has it, and Temporal knows its parent"
         for wrong in ("WorkflowId = it's", "NoSuchAttribute = 1", f"{ids}) OR (TaskQueue = 'x'", "ORDER BY StartTime"):
             refused = await cli("list", "--query", wrong, "--agent", "helper", "--roots")
             assert refused.code == 2, wrong

@@ -8,6 +8,7 @@ import pytest
 
 from perdure import Agent, Limits, tool
 from perdure.testing import ScriptedProvider, call
+from tests.support.children import find_child_id
 from tests.support.commands import Commands
 from tests.support.engine import Engine
 from tests.support.scripts import Gate, replied
@@ -31,8 +32,11 @@ async def test_the_totals_of_a_tree_are_live(engine: Engine, monkeypatch: pytest
     limits = Limits(tokens=10_000)
     top = Agent("top", ScriptedProvider(reply("call_mid")), subagents=[mid], limits=limits)
 
+    async def below() -> list[str]:
+        return [await find_child_id(client, "t", *ops) for ops in ((1,), (1, 1))]
+
     async def total_of_the_transcripts() -> int:
-        messages = [message for name in ("t", "t/1", "t/1/1") for message in await client.run(name).transcript()]
+        messages = [message for name in ("t", *await below()) for message in await client.run(name).transcript()]
         return sum(message.usage.total_tokens for message in messages if message.usage is not None)
 
     async with engine.served(top, mid, low) as client:
@@ -50,8 +54,9 @@ async def test_the_totals_of_a_tree_are_live(engine: Engine, monkeypatch: pytest
         assert f"the run has used {tokens} of 10,000 tokens (tokens)\n" in text
         assert "  with its subagents: 3 runs · " in text
         assert [child["call_id"] for child in live["children"]] == ["call_1", "call_1"]
-        below = (await cli("show", "t/1", "-o", "json")).json
-        assert (below["tree"]["runs"], [child["id"] for child in below["children"]]) == (2, ["t/1/1"])
+        mid_id, low_id = await below()
+        shown = (await cli("show", mid_id, "-o", "json")).json
+        assert (shown["tree"]["runs"], [child["id"] for child in shown["children"]]) == (2, [low_id])
         gate.open()
         await run.result()
         ended = (await cli("show", "t", "-o", "json")).json

@@ -15,6 +15,7 @@ from perdure.errors import NotWaitingYetError, RunNotFoundError, TranscriptCorru
 from perdure.testing import ScriptedProvider, call, fail
 from perdure.types.events import Event
 from tests.integration.test_early import Held, pay, read, refund, refused
+from tests.support.children import find_child_id
 from tests.support.engine import Engine
 from tests.support.following import all_of, shown
 from tests.support.wait import eventually
@@ -80,7 +81,7 @@ async def test_a_run_is_followed_that_its_parent_has_not_begun_yet(engine: Engin
         event = await told(run, "tool.started", below=False)
         below = client.run(event.child_context_id)
         with pytest.raises(RunNotFoundError):
-            await all_of(client.run(f"{run.id}/77").events())
+            await all_of(client.run(await find_child_id(client, run.id, 77)).events())
         following: asyncio.Future[list[Event]] = asyncio.ensure_future(all_of(below.events()))
         await asyncio.wait([following], timeout=0.1)  # time to be too early
         assert not following.done()

@@ -17,6 +17,7 @@ from perdure.ports import Completed, ModelRequest, StreamEvent, TextDelta
 from perdure.testing import ScriptedProvider, call, scripted
 from perdure.types.events import Event, ModelCompleted, ModelDelta, RunEvent, ToolStarted, TurnEvent
 from perdure.types.messages import TextPart
+from tests.support.children import find_child_id
 from tests.support.engine import Engine
 from tests.support.following import all_of, assert_whole, run_end, shown
 from tests.support.wait import eventually
@@ -78,10 +79,12 @@ async def test_a_parents_stream_has_what_its_subagents_do(engine: Engine) -> Non
             all_of(run.events()), one_by_one(run), all_of(run.events(children=False))
         )
         late = await all_of(run.events(wait=False))
-        of = {name: await all_of(client.run(f"{run.id}/{name}").events()) for name in ("1", "2", "1/2")}
+        ops = [(1,), (2,), (1, 2), (2, 2)]
+        ids = {way: await find_child_id(client, run.id, *way) for way in ops}
+        of = {ids[way]: await all_of(client.run(ids[way]).events()) for way in ops[:3]}
         turn = await all_of(run.turn().events())
         status = await run.status()
-        child = (await client.run(f"{run.id}/1").handle.fetch_history()).events
+        child = (await client.run(await find_child_id(client, run.id, 1)).handle.fetch_history()).events
     assert any(b"lineage" in event.SerializeToString() for event in child)
     for events in (live, reconnecting, late):
         assert_whole(events)
@@ -97,19 +100,19 @@ async def test_a_parents_stream_has_what_its_subagents_do(engine: Engine) -> Non
         return {tuple((step.agent, step.call_id, step.task_id) for step in path) for path in mine}
 
     started = {event.child_context_id: event for event in late if isinstance(event, ToolStarted)}
-    for name in ("1", "2", "1/2", "2/2"):
-        [path] = paths(f"{run.id}/{name}")
-        called = started[f"{run.id}/{name}"]
+    for name in ids.values():
+        [path] = paths(name)
+        called = started[name]
         assert path[-1][1:] == (called.call_id, called.task_id)
         assert [step[0] for step in path] == ["researcher", "critic"][: len(path)]
-        its_turns = {event.task_id for event in late if event.context_id == f"{run.id}/{name}"}
+        its_turns = {event.task_id for event in late if event.context_id == name}
         assert status.task_id not in its_turns
-        mine = [event for event in late if event.context_id == f"{run.id}/{name}"]
+        mine = [event for event in late if event.context_id == name]
         assert shown(mine)[:3] == ["run started", "turn started", "message.injected"]
         assert shown(mine)[-1] == "turn completed"
-    for name, events in of.items():
-        *there, end = events  # which is recorded as that run itself is followed
-        assert there == seen_from(late, name.count("/") + 1, f"{run.id}/{name}")
+    for way, name in list(ids.items())[:3]:
+        *there, end = of[name]  # which is recorded as that run itself is followed
+        assert there == seen_from(late, len(way), name)
         assert (end.type, end.path) == ("run", ())
     assert paths(run.id) == {()}
 
@@ -176,7 +179,8 @@ async def test_deltas_of_subagents_that_stream_at_once(engine: Engine) -> None:
         seen: list[Event] = []
         following = asyncio.ensure_future(collect(run.events(), seen))
         await eventually(lambda: len(few := heard(seen)) == 5 and min(few.values()) >= 5, what="deltas of each")
-        of_child = asyncio.ensure_future(all_of(client.run(f"{run.id}/3").events()))
+        ids = [await find_child_id(client, run.id, op) for op in range(1, 6)]
+        of_child = asyncio.ensure_future(all_of(client.run(ids[2]).events()))
         for one in words:
             one.enough.set()
         response = await run.result()
@@ -186,7 +190,7 @@ async def test_deltas_of_subagents_that_stream_at_once(engine: Engine) -> None:
     for events in (seen, reconnecting, late):
         assert_whole(events)
     whole = {event.context_id: event for event in late if isinstance(event, ModelCompleted) and event.path}
-    assert response.content == " | ".join(whole[f"{run.id}/{n}"].text for n in range(1, 6))
+    assert response.content == " | ".join(whole[name].text for name in ids)
     for context_id, reply in whole.items():
         deltas = [event for event in seen if isinstance(event, ModelDelta) and event.context_id == context_id]
         assert len(deltas) >= 5
@@ -194,7 +198,7 @@ async def test_deltas_of_subagents_that_stream_at_once(engine: Engine) -> None:
         numbers = {number for first, last in reply.replaces for number in range(first, last + 1)}
         assert numbers >= {event.seq for event in deltas}
     assert [event for event in whole_replies(child) if event.seq <= run_end(late).seq] == [
-        event for event in seen_from(late, 1, f"{run.id}/3") if event.seq <= run_end(late).seq
+        event for event in seen_from(late, 1, await find_child_id(client, run.id, 3)) if event.seq <= run_end(late).seq
     ]
 
 
@@ -205,7 +209,7 @@ async def test_a_child_killed_with_its_worker_while_followers_come_and_go(engine
     client = await engine.client()
     run = await client.start("boss", "Go.")
     file = engine.folder / "seen.jsonl"
-    follower = {"TEST_RUNS": json.dumps([run.id, f"{run.id}/1"]), "TEST_SEEN": str(file)}
+    follower = {"TEST_RUNS": json.dumps([run.id, await find_child_id(client, run.id, 1)]), "TEST_SEEN": str(file)}
     live = [asyncio.ensure_future(all_of(run.events())), asyncio.ensure_future(one_by_one(run))]
     await eventually(lambda: engine.ledger.entries("weigh") != [], what="the tool of the child runs")
     first = await engine.process("following", **follower)  # a run that is not there yet cannot be followed
@@ -220,7 +224,7 @@ async def test_a_child_killed_with_its_worker_while_followers_come_and_go(engine
     for events in (seen, again, written(file)[0], late):
         assert_whole(events)
     assert whole_replies(seen) == whole_replies(again) == whole_replies(written(file)[0]) == late
-    assert whole_replies(written(file)[1]) == seen_from(late, 1, f"{run.id}/1")
+    assert whole_replies(written(file)[1]) == seen_from(late, 1, await find_child_id(client, run.id, 1))
     weighed = [event for event in late if isinstance(event, ToolStarted) and event.name == "weigh"]
     first_attempt, second_attempt = (event.attempt for event in weighed)
     assert first_attempt == 1 < second_attempt, "the killed worker may have been given the one between"
@@ -258,7 +262,7 @@ async def test_the_testing_kit_tells_the_same() -> None:
         run = await script.client.start("desk", "Go.")
         events = await all_of(run.events())
         own = await all_of(run.events(children=False))
-        child = await all_of(script.client.run(f"{run.id}/1").events())
+        child = await all_of(script.client.run(await find_child_id(script.client, run.id, 1)).events())
     assert_whole(events)
     below = [event for event in events if event.path]
     assert shown(below) == [
@@ -267,7 +271,7 @@ async def test_the_testing_kit_tells_the_same() -> None:
     ]
     assert {event.path[0].agent for event in below} == {"critic"}
     assert own == [event for event in events if not event.path]
-    assert child[:-1] == seen_from(events, 1, f"{run.id}/1")
+    assert child[:-1] == seen_from(events, 1, await find_child_id(script.client, run.id, 1))
 
 
 async def test_a_conversation_that_is_opened_again_calls_under_other_ids(engine: Engine) -> None:
@@ -286,8 +290,9 @@ async def test_a_conversation_that_is_opened_again_calls_under_other_ids(engine:
         await second.run.result()
     assert_whole(whole)
     called = [event for event in whole if isinstance(event, ToolStarted)]
-    assert called[0].child_context_id == f"{first.run.id}/1"
-    assert re.fullmatch(rf"{first.run.id}/[0-9a-f]{{6}}-1", str(called[1].child_context_id))
+    ids = [str(event.child_context_id) for event in called]
+    assert all(re.fullmatch(rf"{first.run.id}/[0-9a-f]{{12}}-1", name) for name in ids)
+    assert len(set(ids)) == 2
     for turn, events, tool_started in zip((first, second), of, called, strict=True):
         below = [event for event in events if event.path]
         assert shown(below)[-1] == "turn completed"

@@ -15,6 +15,7 @@ from perdure.ports import ModelRequest
 from perdure.testing import ScriptedProvider, call
 from perdure.types.events import Event, ToolStarted
 from perdure.types.messages import Usage
+from tests.support.children import find_child_id
 from tests.support.cli import Cli
 from tests.support.engine import Engine
 from tests.support.following import all_of, assert_whole, next_of, run_end, shown
@@ -82,7 +83,7 @@ async def test_what_a_subagent_in_background_does_is_in_its_parents_stream(engin
         late = await all_of(run.events(wait=False))
         own = await all_of(run.events(wait=False, children=False))
         of_turn = await all_of(run.turn().events(wait=False))
-        worker = await all_of(client.run(f"{run.id}/1").events())
+        worker = await all_of(client.run(await find_child_id(client, run.id, 1)).events())
     assert response.content == "It is."
     for events in (seen, again, late):
         assert_whole(events)
@@ -95,18 +96,20 @@ async def test_what_a_subagent_in_background_does_is_in_its_parents_stream(engin
     ]
     begun = {event.child_context_id: event for event in late if isinstance(event, ToolStarted)}
     assert {name: event.background for name, event in begun.items() if name} == {
-        f"{run.id}/1": True,
-        f"{run.id}/3": False,
-        f"{run.id}/1/1": False,
+        await find_child_id(client, run.id, 1): True,
+        await find_child_id(client, run.id, 3): False,
+        await find_child_id(client, run.id, 1, 1): False,
     }
-    of_worker = [event for event in late if event.context_id == f"{run.id}/1"]
+    of_worker = [event for event in late if event.context_id == await find_child_id(client, run.id, 1)]
     (path,) = {tuple((step.agent, step.call_id, step.task_id) for step in event.path) for event in of_worker}
-    starting = begun[f"{run.id}/1"]
+    starting = begun[await find_child_id(client, run.id, 1)]
     assert path == (("worker", starting.call_id, starting.task_id),)
-    assert {len(event.path) for event in late if event.context_id == f"{run.id}/1/1"} == {2}
+    assert {len(event.path) for event in late if event.context_id == await find_child_id(client, run.id, 1, 1)} == {2}
     *there, end = worker  # which is recorded as that run itself is followed
     assert (end.type, end.path) == ("run", ())
-    assert [event.seq for event in there] == [event.seq for event in late if event.context_id.startswith(f"{run.id}/1")]
+    assert [event.seq for event in there] == [
+        event.seq for event in late if event.context_id.startswith(await find_child_id(client, run.id, 1))
+    ]
 
 
 async def test_a_session_that_is_between_turns_is_told_of_one_that_goes_on(engine: Engine) -> None:
@@ -122,7 +125,7 @@ async def test_a_session_that_is_between_turns_is_told_of_one_that_goes_on(engin
         assert (await second.result()).content == "Hello."
         gate.open()
         async with aclosing(first.run.events()) as events:
-            while (await next_of(events, "turn")).context_id != f"{first.run.id}/1":
+            while (await next_of(events, "turn")).context_id != await find_child_id(client, first.run.id, 1):
                 pass
         third = await first.run.send("And?")
         assert (await third.result()).content == "It is."
@@ -148,12 +151,13 @@ async def test_show_says_which_are_in_background(engine: Engine) -> None:
         while_it_runs = await read_run_details(run)
         gate.open()
         await run.result()
-        await client.run(f"{run.id}/1").result()  # it tells its parent before it ends
+        await client.run(await find_child_id(client, run.id, 1)).result()  # it tells its parent before it ends
         at_its_end = await read_run_details(run)
-    (row,) = [one for one in while_it_runs.children if one.status.context_id == f"{run.id}/1"]
+    worker_id, critic_id, low_id = [await find_child_id(client, run.id, *ops) for ops in ((1,), (3,), (1, 1))]
+    (row,) = [one for one in while_it_runs.children if one.status.context_id == worker_id]
     assert (row.depth, row.background, row.status.state) == (1, True, "running")
     assert any(
-        line.startswith(f"  {run.id}/1  running  agent worker in background")
+        line.startswith(f"  {worker_id}  running  agent worker in background")
         for line in format_run_details(while_it_runs)
     )
     while_it_runs.children = [replace(row, usage=Usage(input_tokens=9), cost_usd=0.5)]
@@ -165,15 +169,15 @@ async def test_show_says_which_are_in_background(engine: Engine) -> None:
         for one in serialize_run_details(at_its_end)["children"]
     ]
     assert plain == [
-        (1, f"{run.id}/1", "worker", True),
-        (2, f"{run.id}/1/1", "critic", False),
-        (1, f"{run.id}/3", "critic", False),
+        (1, worker_id, "worker", True),
+        (2, low_id, "critic", False),
+        (1, critic_id, "critic", False),
     ]
     said = [line.split(" · ")[0] for line in format_run_details(at_its_end) if line.strip().startswith(f"{run.id}/")]
     assert said == [
-        f"  {run.id}/1  completed  agent worker in background",
-        f"    {run.id}/1/1  completed  agent critic",
-        f"  {run.id}/3  completed  agent critic",
+        f"  {worker_id}  completed  agent worker in background",
+        f"    {low_id}  completed  agent critic",
+        f"  {critic_id}  completed  agent critic",
     ]
 
 
@@ -185,7 +189,7 @@ async def test_events_on_the_command_line_with_and_without_children(engine: Engi
     async with engine.served(boss, *others) as client:
         run = await client.start(boss, "Go.")
         await run.result()
-        await client.run(f"{run.id}/1").result()  # it tells its parent before it ends
+        await client.run(await find_child_id(client, run.id, 1)).result()  # it tells its parent before it ends
         env = {"TEMPORAL_ADDRESS": engine.address, "PERDURE_STORE_URL": str(engine.store_url)}
         cli = Cli(engine.folder, {**env, "PERDURE_HOME": str(engine.folder / "home")})
         everything = (await cli("events", run.id, "--json")).json
@@ -197,9 +201,14 @@ async def test_events_on_the_command_line_with_and_without_children(engine: Engi
     assert own == [event for event in everything if "path" not in event]
     assert {event["context_id"] for event in own} == {run.id}
     below = {event["context_id"]: [step["agent"] for step in event["path"]] for event in everything if "path" in event}
-    assert below == {f"{run.id}/1": ["worker"], f"{run.id}/1/1": ["worker", "critic"], f"{run.id}/3": ["critic"]}
+    assert below == {
+        await find_child_id(client, run.id, 1): ["worker"],
+        await find_child_id(client, run.id, 1, 1): ["worker", "critic"],
+        await find_child_id(client, run.id, 3): ["critic"],
+    }
     for marked in ("[worker/1] → call_critic", "[worker/1 critic/1] It is.", "[critic/3] It is."):
         assert any(line.startswith(marked) for line in lined.out.splitlines()), (marked, lined.out)
     assert not any(line.startswith("[") for line in lined_own.out.splitlines())
     assert "run completed" in lined_own.out
-    assert f"{run.id}/1  completed  agent worker in background" in tree.out
+    worker_id = await find_child_id(client, run.id, 1)
+    assert f"{worker_id}  completed  agent worker in background" in tree.out

@@ -24,6 +24,7 @@ from perdure.types.interface import (
     TENANT_ATTRIBUTE,
     USER_ATTRIBUTE,
 )
+from tests.support.children import find_child_id
 from tests.support.engine import Engine
 from tests.support.namespaces import a_namespace
 from tests.support.scripts import Gate
@@ -192,7 +193,11 @@ async def test_a_subagent_is_indexed_for_itself(engine: Engine) -> None:
     lead = agent(engine, call(f"call_{helper.name}", task="Help."), "Done.", subagents=[helper])
     async with engine.served(lead, helper) as client:
         run = await client.start(lead.name, "Go.")
-        await until_found(client, f"{PENDING_ATTRIBUTE} = 1 AND {AGENT_ATTRIBUTE} = '{helper.name}'", [f"{run.id}/1"])
+        await until_found(
+            client,
+            f"{PENDING_ATTRIBUTE} = 1 AND {AGENT_ATTRIBUTE} = '{helper.name}'",
+            [await find_child_id(client, run.id, 1)],
+        )
         (asked,) = await client.approvals(agent=helper.name)
         assert await told(run) == {AGENT_ATTRIBUTE: lead.name}
         await asked.approve()
@@ -208,7 +213,7 @@ async def test_runs_are_found_by_their_tenant_and_user(engine: Engine) -> None:
     async with engine.served(agent(engine, *replies, subagents=[helper])) as client:
         run = await client.start(name_of(engine), "Go.", tenant=tenant, user="ann")
         await run.result()
-        child = client.run(f"{run.id}/1")
+        child = client.run(await find_child_id(client, run.id, 1))
         assert await told(run) == {AGENT_ATTRIBUTE: name_of(engine), **labels}
         assert await told(child) == {AGENT_ATTRIBUTE: helper.name, **labels}
         assert await upserts(run) == await upserts(child) == 0, "they were given at the starts"

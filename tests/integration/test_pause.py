@@ -23,6 +23,7 @@ from perdure.testing import ScriptedProvider, call
 from perdure.types.events import RunEvent
 from perdure.types.interface import Status
 from tests.support.checks import assert_closed, results, users
+from tests.support.children import find_child_id
 from tests.support.commands import Commands
 from tests.support.engine import Engine
 from tests.support.scripts import Gate
@@ -476,7 +477,7 @@ async def test_subagents_go_on_unless_they_are_paused_too(engine: Engine) -> Non
     async with engine.served(boss(), holder(gate)) as client:
         run = await client.start("boss", "Go.")
         await eventually(lambda: gate.entered)
-        child = client.run(f"{run.id}/1")
+        child = client.run(await find_child_id(client, run.id, 1))
         await run.pause(by="ana")
         assert (await child.status()).pause is None
         gate.open()
@@ -491,7 +492,7 @@ async def test_a_tree_is_paused_and_resumed(engine: Engine) -> None:
     async with engine.served(boss(), holder(gate)) as client:
         run = await client.start("boss", "Go.")
         await eventually(lambda: gate.entered)
-        child = client.run(f"{run.id}/1")
+        child = client.run(await find_child_id(client, run.id, 1))
         await run.pause(by="ana", reason="lunch", children=True)
         gate.open()
         assert (await paused(child)).reason == "paused by ana: lunch"
@@ -528,7 +529,7 @@ async def test_a_subagent_that_ends_while_its_tree_is_resumed_is_not_opened_agai
     async with engine.served(boss(), holder(gate)) as client:
         run = await client.start("boss", "Go.")
         await eventually(lambda: gate.entered)
-        child = client.run(f"{run.id}/1")
+        child = client.run(await find_child_id(client, run.id, 1))
         await run.pause(children=True)
         gate.open()
         await paused(child)

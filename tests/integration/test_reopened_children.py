@@ -12,6 +12,7 @@ from perdure.ports import ModelRequest
 from perdure.testing import ScriptedProvider, call
 from perdure.types.events import BranchCompleted, BranchStarted, ToolCompleted, ToolStarted
 from tests.support.checks import users
+from tests.support.children import find_child_id
 from tests.support.engine import Engine
 from tests.support.scripts import Gate
 from tests.support.wait import eventually
@@ -79,11 +80,15 @@ async def test_children_of_a_closed_session_that_goes_on(engine: Engine) -> None
         for task in ("one", "two"):
             await (await client.send("boss", task, id=engine.task_queue)).result()
         run = client.run(engine.task_queue)
-        assert [child.id for child in await run.children()] == [f"{run.id}/1", f"{run.id}/4"], "numbers alone"
+        before = [child.id for child in await run.children()]
+        assert before == [await find_child_id(client, run.id, op) for op in (1, 4)], "of one execution"
         await run.close()
         await run.result()
         for task in ("three", "four"):
             await (await client.send("boss", task, id=engine.task_queue)).result()
+        after = [child.id for child in await run.children()][2:]
+        assert after == [await find_child_id(client, run.id, op) for op in (1, 4)], "the same operations"
+        assert not set(after) & set(before)
         assert await in_tree(run) == [(task, task) for task in ("one", "two", "three", "four")]
 
 
@@ -143,7 +148,7 @@ async def test_children_of_a_session_that_is_paused_before_its_first_call(engine
         turn = await run.send("Go.")
         await run.resume()
         await turn.result()
-        assert [child.id for child in await run.children()] == [f"{run.id}/3"], "a number alone"
+        assert [child.id for child in await run.children()] == [await find_child_id(client, run.id, 3)]
 
 
 async def _is_paused(run: Run) -> bool:

@@ -10,6 +10,7 @@ from temporalio.client import WorkflowExecutionStatus
 from perdure.testing import replay
 from tests.replay import remote, subagents
 from tests.replay.scenarios import SCENARIOS, Scenario
+from tests.support.children import find_child_id
 from tests.support.engine import Engine, side_by_side
 
 pytestmark = pytest.mark.server
@@ -36,7 +37,7 @@ async def _replays(engine: Engine, *, make: Scenario) -> None:
 async def _with_child(engine: Engine, *, make: Scenario) -> None:
     root = (await make(engine)).id.partition("/")[0]  # it may have given the child
     client = await engine.client()
-    for one in (root, f"{root}/1"):
+    for one in (root, await find_child_id(client, root, 1)):
         await replay(client=client, id=one)
-    child = await client.run(f"{root}/1").handle.describe()
+    child = await client.run(await find_child_id(client, root, 1)).handle.describe()
     assert child.status is not WorkflowExecutionStatus.RUNNING

@@ -12,6 +12,7 @@ from perdure.errors import HookError, RunNotFoundError
 from perdure.testing import ScriptedProvider, call
 from tests.integration.test_subagents import echo, told
 from tests.support.checks import assert_closed, results, users
+from tests.support.children import find_child_id
 from tests.support.engine import Engine
 
 
@@ -39,7 +40,7 @@ async def test_what_a_subagent_is_asked_and_answers_goes_through_hooks_in_order(
     async with engine.served(boss) as client:
         run = await client.start(boss, "Go.")
         response = await run.result()
-        child = await client.run(f"{run.id}/1").transcript()
+        child = await client.run(await find_child_id(client, run.id, 1)).transcript()
     assert users(child) == ["Please, researcher: look"]
     assert seen == [("call_researcher", True, "Please, researcher: look", "boss")]
     assert response.content.startswith(
@@ -61,8 +62,8 @@ async def test_a_vetoed_subagent_never_runs_and_the_model_is_told_why(engine: En
         response = await run.result()
 
         with pytest.raises(RunNotFoundError):
-            await client.run(f"{run.id}/1").status()
-        assert (await client.run(f"{run.id}/2").status()).state == "completed"
+            await client.run(await find_child_id(client, run.id, 1)).status()
+        assert (await client.run(await find_child_id(client, run.id, 2)).status()).state == "completed"
     assert response.content == "Vetoed: not on a Sunday | researcher: rest"
 
 

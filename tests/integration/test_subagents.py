@@ -16,6 +16,7 @@ from perdure.ports import ModelRequest
 from perdure.testing import ScriptedProvider, call, finish
 from perdure.types.events import ToolCompleted, ToolStarted
 from tests.support.checks import assert_closed, results, users
+from tests.support.children import find_child_id
 from tests.support.engine import Engine
 from tests.support.scripts import Gate
 from tests.support.wait import eventually
@@ -46,25 +47,33 @@ async def test_calls_run_in_parallel_and_come_back_in_their_order(engine: Engine
         run = await client.start(boss, "Go.", context={"user_id": "7"})
         await eventually(lambda: gate.entered == 2, what="both slow ones at once")
         status = await run.status()
-        await eventually(lambda: _has_ended(client, f"{run.id}/2"), what="the quick one is done")
+        quick = await find_child_id(client, run.id, 2)
+        await eventually(lambda: _has_ended(client, quick), what="the quick one is done")
         children = {one.context_id: one.kind for one in status.calls}
         gate.open()
         response = await run.result()
         assert response.content == "slow: a | researcher: b | slow: c"
-        assert children.items() >= {(f"{run.id}/1", "subagent"), (f"{run.id}/3", "subagent")}
-        child = client.run(f"{run.id}/2")
+        assert children.items() >= {
+            (await find_child_id(client, run.id, 1), "subagent"),
+            (await find_child_id(client, run.id, 3), "subagent"),
+        }
+        child = client.run(await find_child_id(client, run.id, 2))
         assert users((await child.result()).messages) == ["b"]
         assert (await child.handle.describe()).parent_id == run.id
         assert_closed(response.messages)
         events = [event async for event in run.events()]
     started = [event for event in events if isinstance(event, ToolStarted)]
-    assert [event.child_context_id for event in started] == [f"{run.id}/1", f"{run.id}/2", f"{run.id}/3"]
+    assert [event.child_context_id for event in started] == [
+        await find_child_id(client, run.id, 1),
+        await find_child_id(client, run.id, 2),
+        await find_child_id(client, run.id, 3),
+    ]
     assert [event.content for event in events if isinstance(event, ToolCompleted) and not event.path] == [
         "slow: a",
         "researcher: b",
         "slow: c",
     ]
-    counted = [await client.run(f"{run.id}/{n}").result() for n in (1, 2, 3)]
+    counted = [await client.run(await find_child_id(client, run.id, n)).result() for n in (1, 2, 3)]
     own = sum(message.usage.total_tokens for message in response.messages if message.usage)
     assert response.usage.total_tokens == own + sum(one.usage.total_tokens for one in counted)
 
@@ -187,7 +196,7 @@ async def test_cancelling_stops_a_tool_in_a_grandchild(engine: Engine) -> None:
         with pytest.raises(RunCancelledError):
             await run.result()
         print(f"stopped after {deep.stopped[0] - asked:.2f} s")
-        for name in (run.id, f"{run.id}/1", f"{run.id}/1/1"):
+        for name in (run.id, await find_child_id(client, run.id, 1), await find_child_id(client, run.id, 1, 1)):
             assert_closed(await client.run(name).transcript())
             assert (await client.run(name).handle.describe()).status == WorkflowExecutionStatus.CANCELED
     assert len(deep.stopped) == 1
@@ -201,13 +210,13 @@ async def test_an_interrupt_goes_down_and_what_was_used_counts(engine: Engine) -
         response = await run.turn().result()
         assert response.content == "Heard Enough."
         assert len(deep.stopped) == 1
-        for name in (f"{run.id}/1", f"{run.id}/1/1"):
+        for name in (await find_child_id(client, run.id, 1), await find_child_id(client, run.id, 1, 1)):
             child = await client.run(name).result()
             assert child.finish_reason == "interrupted"
             assert_closed(child.messages)
         assert_closed(response.messages)
         used = 0
-        for name in (run.id, f"{run.id}/1", f"{run.id}/1/1"):
+        for name in (run.id, await find_child_id(client, run.id, 1), await find_child_id(client, run.id, 1, 1)):
             said = await client.run(name).transcript()
             used += sum(message.usage.total_tokens for message in said if message.usage)
         assert response.usage.total_tokens == used
@@ -222,11 +231,14 @@ async def test_a_terminated_parent_takes_its_children_with_it(engine: Engine) ->
         await run.handle.terminate()
 
         async def ended() -> bool:
-            found = [(await client.run(name).handle.describe()).status for name in (f"{run.id}/1", f"{run.id}/1/1")]
+            found = [
+                (await client.run(name).handle.describe()).status
+                for name in (await find_child_id(client, run.id, 1), await find_child_id(client, run.id, 1, 1))
+            ]
             return found == [WorkflowExecutionStatus.CANCELED] * 2
 
         await eventually(ended)
-        assert_closed(await client.run(f"{run.id}/1/1").transcript())
+        assert_closed(await client.run(await find_child_id(client, run.id, 1, 1)).transcript())
 
 
 async def test_agents_that_call_each_other_end_at_a_depth(engine: Engine) -> None:
@@ -265,7 +277,7 @@ async def test_a_tree_keeps_to_the_budget_of_its_root(engine: Engine) -> None:
     async with engine.served(boss) as client:
         run = await client.start(boss, "Go.")
         response = await run.result()
-        children = [await client.run(f"{run.id}/{n}").result() for n in (1, 2, 3)]
+        children = [await client.run(await find_child_id(client, run.id, n)).result() for n in (1, 2, 3)]
     largest = max(message.usage.total_tokens for one in children for message in one.messages if message.usage)
     assert all(child.finish_reason == "limit" for child in children)
     assert all(20_000 / 3 - 3 * largest <= child.usage.total_tokens <= 20_000 / 3 for child in children)
@@ -312,7 +324,10 @@ async def test_the_tree_is_shown(engine: Engine, monkeypatch: pytest.MonkeyPatch
     async with engine.served(top) as client:
         run = await client.start(top, "Go.")
         await run.result()
-        assert [child.id for child in await run.children()] == [f"{run.id}/1", f"{run.id}/2"]
+        assert [child.id for child in await run.children()] == [
+            await find_child_id(client, run.id, 1),
+            await find_child_id(client, run.id, 2),
+        ]
         reads: list[tuple[str, int, bool]] = []
         store: Any = await client.store()
         read_events = store.read_events
@@ -328,18 +343,19 @@ async def test_the_tree_is_shown(engine: Engine, monkeypatch: pytest.MonkeyPatch
         assert reads.count((run.id, 0, True)) == 1
         assert {context_id for context_id, _, _ in reads} == {run.id}, "with those of the runs below, once"
     assert [(one.depth, one.status.context_id, one.status.agent, one.status.state) for one in shown.children] == [
-        (1, f"{run.id}/1", "mid", "completed"),
-        (2, f"{run.id}/1/1", "low", "completed"),
-        (1, f"{run.id}/2", "failing", "failed"),
+        (1, await find_child_id(client, run.id, 1), "mid", "completed"),
+        (2, await find_child_id(client, run.id, 1, 1), "low", "completed"),
+        (1, await find_child_id(client, run.id, 2), "failing", "failed"),
     ]
     of = {one.status.agent: one.status for one in shown.children}
     low_one, mid_one = of["low"], of["mid"]
     tokens = low_one.usage.total_tokens
-    low_line = f"    {run.id}/1/1  completed  agent low · 1 iteration · {tokens} tokens · call call_1"
+    low_id = await find_child_id(client, run.id, 1, 1)
+    low_line = f"    {low_id}  completed  agent low · 1 iteration · {tokens} tokens · call call_1"
     assert low_line in format_run_details(shown)
     assert any(line.startswith("    MaxIterationsError: agent failing") for line in format_run_details(shown))
     assert serialize_run_details(shown)["children"][1] == {
-        "id": f"{run.id}/1/1",
+        "id": await find_child_id(client, run.id, 1, 1),
         "depth": 2,
         "agent": "low",
         "background": False,

@@ -11,6 +11,7 @@ from perdure.client.inbox import PendingCall
 from perdure.errors import InvalidInputError
 from perdure.testing import ScriptedProvider, call, scripted
 from tests.support.checks import assert_closed, results
+from tests.support.children import find_child_id
 from tests.support.engine import Engine
 from tests.support.wait import eventually
 
@@ -93,7 +94,11 @@ async def test_what_an_agent_has_asked_for_waits_below_it_too_on_the_strictest_t
     async with engine.served(*tree(**rules)) as client:
         run = await client.start("boss", "Go.", by="ana")
         one = await waiting(client, run)
-        assert (one.run_id, one.agent, one.expires is not None) == (f"{run.id}/1/1", "remover", True)
+        assert (one.run_id, one.agent, one.expires is not None) == (
+            await find_child_id(client, run.id, 1, 1),
+            "remover",
+            True,
+        )
         with pytest.raises(InvalidInputError, match="ana requested what led to"):
             await one.approve(by="ana")
         await one.approve(by="bea")
@@ -146,3 +151,19 @@ async def test_whoever_asked_for_it_cannot_approve_what_a_subagent_does(engine: 
             await run.result()
             assert RAN == ["a"]
             RAN.clear()
+
+
+async def test_a_fork_of_a_subagent_keeps_the_rules_above_it(engine: Engine) -> None:
+    model = ScriptedProvider([*REPLIES[2], *REPLIES[2]])
+    last = Agent("remover", model, tools=[remove])
+    middle = Agent("foreman", ScriptedProvider(list(REPLIES[1])), subagents=[last])
+    boss = Agent("boss", ScriptedProvider(list(REPLIES[0])), subagents=[middle], approvals=[deny("remove")])
+    async with engine.served(boss, middle, last) as client:
+        run = await client.start("boss", "Go.")
+        await run.result()
+        child = client.run(await find_child_id(client, run.id, 1, 1))
+        assert await told(child) == [REFUSED.format("boss")]
+        fork = await child.fork("Once more.", at=0)
+        await fork.result()
+        assert await told(fork) == [REFUSED.format("boss")]
+    assert RAN == []

@@ -11,6 +11,7 @@ from perdure import Agent, Run, background
 from perdure.ports import ModelRequest
 from perdure.testing import ScriptedProvider, call
 from tests.replay.scenarios import TOOLS, _end, scenario
+from tests.support.children import find_child_id
 from tests.support.engine import Engine
 from tests.support.scripts import Gate, replied
 from tests.support.wait import eventually
@@ -73,7 +74,7 @@ async def background_collected(engine: Engine) -> Run:
 async def background_child(engine: Engine) -> Run:
     """It tells its parent that it has ended."""
     run = await _collected(engine)
-    return run.client.run(f"{run.id}/1")
+    return run.client.run(await find_child_id(run.client, run.id, 1))
 
 
 @scenario
@@ -116,7 +117,7 @@ async def background_lost(engine: Engine) -> Run:
     async with engine.served(scene.agent) as client:
         run = await client.start("recorded", "Go.")
         await eventually(lambda: collecting(run))
-        await client.run(f"{run.id}/1").handle.terminate()
+        await client.run(await find_child_id(client, run.id, 1)).handle.terminate()
         await _end(run)
     return run
 

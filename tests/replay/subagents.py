@@ -10,6 +10,7 @@ from perdure.ports import ModelRequest
 from perdure.testing import ScriptedProvider, call
 from tests.replay.scenarios import TOOLS, _end, scenario
 from tests.support.checks import users
+from tests.support.children import find_child_id
 from tests.support.engine import Engine
 from tests.support.scripts import Gate
 from tests.support.wait import eventually
@@ -67,7 +68,7 @@ async def subagent_at_its_limit(engine: Engine) -> Run:
     async with engine.served(caller([asked(2), "Done."], endless, limits=Limits(tokens=2000))) as client:
         run = await client.start("recorded", "Go.")
         await _end(run)
-        return client.run(f"{run.id}/1")
+        return client.run(await find_child_id(client, run.id, 1))
 
 
 @scenario
@@ -113,7 +114,7 @@ async def subagents_of_a_subagent(engine: Engine) -> Run:
     async with engine.served(caller([call("call_middle", task="x"), "Done."], middle)) as client:
         run = await client.start("recorded", "Go.")
         await _end(run)
-        return client.run(f"{run.id}/1")
+        return client.run(await find_child_id(client, run.id, 1))
 
 
 @scenario

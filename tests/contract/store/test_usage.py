@@ -48,24 +48,6 @@ async def test_runs_are_listed_by_tenant_and_user(store: Store):
     assert (row.tenant, row.user) == ("acme", "ann")
 
 
-async def test_the_tenant_of_a_run_stays(store: Store):
-    await store.commit(Commit(run=run("c")))
-    await store.commit(Commit(run=run("c", "acme", "ann")))
-    await store.commit(Commit(run=run("c", "evil", None)))
-    await store.commit(Commit(run=run("c")))
-    row = await store.get_run("c")
-    assert row is not None
-    assert (row.tenant, row.user) == ("acme", "ann")
-
-
-async def test_a_row_that_is_too_late_gives_no_tenant(store: Store):
-    await store.commit(Commit(run=run("c", asked_at="2026-01-02")))
-    await store.commit(Commit(run=run("c", "acme", asked_at="2026-01-01")))
-    row = await store.get_run("c")
-    assert row is not None
-    assert row.tenant is None
-
-
 async def test_labels_of_any_characters(store: Store):
     for name in ("O'Brien; DROP TABLE runs", "ünïcode \u2603 " * 10, "%", "a" * 200):
         await store.commit(Commit(run=run(name, name, name)))

@@ -14,6 +14,7 @@ from perdure.loop.lifecycle import (
     read_continued_state,
 )
 from perdure.loop.status import build_status
+from perdure.types.run_ids import format_child_run_id
 from perdure.types.state import RunState
 from perdure.types.tool_calls import ActivityCall, Call, Disposition, InlineCall, RefusedCall
 from perdure.types.wire import AgentLimits, FinalAnswer, ModelOutput, NewMessage, NewResult
@@ -26,6 +27,11 @@ def opened(message: str | None = "hi", **start: Any) -> RunState:
     """The state of a run that was just started."""
     given = {"agent": "a", **start} | ({} if message is None else {"message": message})
     return open_as_child(given, "context-1", "scope-12345")
+
+
+def child_id(op: int) -> str:
+    """The id of the child of a run of :func:`opened` that operation ``op`` starts."""
+    return format_child_run_id("context-1", "scope-12345", op)
 
 
 def open_as_child(start: dict[str, Any], context_id: str, scope: str) -> RunState:

@@ -9,6 +9,7 @@ from perdure.loop import background, external_calls
 from perdure.loop.apply import apply_closing, apply_external_result, apply_model, apply_result, finish_call
 from perdure.loop.approvals import answer_call, decide_approval, drop_recorded_revocations, update_approval_waits
 from perdure.loop.background import answer_collect_calls, apply_child_ended
+from perdure.loop.children import build_child_run_id
 from perdure.loop.decide import (
     CallModel,
     EndRun,
@@ -281,7 +282,7 @@ class Simulation:
                 self.state, row, ChildOutcome(error="TerminatedError: Terminated", lost=True)
             )
         else:
-            told = {"context_id": f"{self.state.context_id}/{row.op}", "scope": row.scope, "state": state}
+            told = {"context_id": build_child_run_id(self.state, row), "scope": row.scope, "state": state}
             apply_child_ended(self.state, {**told, "content": f"of {row.handle}", "error": "no"})
         assert not row.is_running
         if collected or (before != "running" and state != "completed"):

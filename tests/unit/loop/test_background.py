@@ -30,7 +30,7 @@ from perdure.types.state import RunState
 from perdure.types.subagents import BackgroundRun, CollectCall, TellCall
 from perdure.types.tool_calls import Call, SubagentCall
 from perdure.types.wire import AgentLimits, NewResult
-from tests.unit.loop.build import asks, call, carried_over, ended, model, open_as_child, opened, says
+from tests.unit.loop.build import asks, call, carried_over, child_id, ended, model, open_as_child, opened, says
 
 LINEAGE = {"root": "p", "agent": "above", "path": [{"agent": "a", "call_id": "c"}]}
 
@@ -70,7 +70,7 @@ def going(count: int = 1, *, limits: AgentLimits = FREE, at_once: int = 10, **st
 
 def end(run: RunState, handle: str = "b1", **said: Any) -> None:
     row = row_of(run, handle)
-    told = {"context_id": f"context-1/{row.op}", "scope": row.scope, "state": "completed", **said}
+    told = {"context_id": child_id(row.op), "scope": row.scope, "state": "completed", **said}
     apply_child_ended(run, told)
 
 
@@ -94,7 +94,7 @@ def test_a_child_knows_that_nobody_waits_for_it() -> None:
     state = opened()
     model(state, asks(starts()))
     start = begin(state)["b1"]
-    child = open_as_child(start, "context-1/1", "ignored")
+    child = open_as_child(start, child_id(1), "ignored")
     assert child.parent is not None
     assert child.parent.background
     model(child, says("Found.", usage=Usage(input_tokens=3)))
@@ -170,7 +170,7 @@ def test_a_call_waits_without_being_run() -> None:
     assert [row.handle for row in list_awaited_background_runs(state)] == ["b1", "b2"]
     status = build_status(state)
     assert (status.state, status.doing) == ("running", "tools")
-    assert [one.context_id for one in status.calls] == ["context-1/1", "context-1/2"]
+    assert [one.context_id for one in status.calls] == [child_id(1), child_id(2)]
     end(state, "b2", content="two")
     assert decide(state) == Wait("child")
     end(state, "b1", state="failed", error="ParseError: no")

@@ -31,6 +31,7 @@ from tests.unit.loop.build import (
     asks,
     call,
     carried_over,
+    child_id,
     close,
     done,
     ended,
@@ -134,7 +135,7 @@ def test_a_branch_is_started_behind_the_forked_conversation() -> None:
         context={"user_id": "7"},
     )
     first, bare, alone, long = (started(state, place) for place in range(4))
-    child = open_as_child(first, "context-1/3", "ignored")
+    child = open_as_child(first, child_id(3), "ignored")
     assert (child.agent, child.head, child.store_id, child.context) == ("sub", "h-fork", "s", {"user_id": "7"})
     assert child.overrides == {"model": ["small:tiny"]}
     assert child.parent is not None
@@ -260,4 +261,4 @@ def test_what_is_open_is_shown_and_survives_another_execution() -> None:
     status = build_status(state)
     assert (status.state, status.doing) == ("running", "branches")
     (one,) = status.calls
-    assert (one.kind, one.name, one.call_id, one.context_id) == ("branch", "sub", "branch-4", "context-1/4")
+    assert (one.kind, one.name, one.call_id, one.context_id) == ("branch", "sub", "branch-4", child_id(4))

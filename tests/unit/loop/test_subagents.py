@@ -23,10 +23,11 @@ from perdure.loop.subagents import (
 from perdure.types.interface import Response
 from perdure.types.limits import Bounds
 from perdure.types.messages import BlobRef, Usage
+from perdure.types.run_ids import CHILD_ID_BYTES, RUN_ID_BYTES, check_run_name, format_child_run_id
 from perdure.types.state import RunState
 from perdure.types.tool_calls import Call, SubagentCall
 from perdure.types.wire import AgentLimits, NewResult
-from tests.unit.loop.build import asks, call, model, open_as_child, opened, says
+from tests.unit.loop.build import asks, call, child_id, model, open_as_child, opened, says
 
 BUDGET = AgentLimits(run=Bounds(tokens=100, cost_usd=1.0, tool_calls=10, wall_time=60))
 
@@ -55,7 +56,7 @@ def test_a_child_is_started_as_any_client_would() -> None:
     assert child.agent == "sub"
     assert child.context == {"user_id": "7"}
     assert child.auth_ref == "ana"
-    assert child.context_id == "context-1/1"
+    assert child.context_id == child_id(1)
     assert child.scope == start["parent"]["scope"] != "ignored"
     assert child.parent is not None
     assert child.parent.depth == 1
@@ -97,10 +98,26 @@ def test_subagents_are_nested_to_a_depth() -> None:
 
 def test_a_child_has_an_id_that_temporal_takes() -> None:
     state = asking()
-    state.context_id = "x" * 998
+    state.context_id = "x" * (RUN_ID_BYTES - len("/0123456789ab-1"))
     assert isinstance(build_child_start(state, state.calls[0]), dict)
+    state.context_id += "x"
+    refused = build_child_start(state, state.calls[0])
+    assert refused == "not run: the id of this run is too long for it to have subagents"
     state.context_id = "ж" * 500
     assert isinstance(build_child_start(state, state.calls[0]), str)
+
+
+def test_the_longest_name_has_room_for_subagents_down_to_the_deepest_level() -> None:
+    name = check_run_name("ж" * ((RUN_ID_BYTES - CHILD_ID_BYTES) // 2))
+    for _ in range(MAX_DEPTH):
+        name = format_child_run_id(name, "scope", 99_999)
+    assert len(name.encode()) <= RUN_ID_BYTES
+
+
+def test_the_id_of_a_child_is_of_its_parents_execution() -> None:
+    """The same call of another execution of the same id starts another run; of the same one it is the same."""
+    ids = [format_child_run_id("order-7", scope, op) for scope in ("execution-1", "execution-2") for op in (1, 2)]
+    assert len({name.rpartition("-")[0] for name in ids}) == 4, "one child's id does not tell the next one's"
 
 
 def test_a_child_keeps_to_the_smaller_of_both_limits() -> None:
@@ -194,7 +211,8 @@ def test_answers_of_one_reply_are_bounded() -> None:
         apply_child_outcome(state, pending, ChildOutcome(Response(content="ж" * 16_000)), stopping=False)
     texts = [(str(item.text), item.is_error) for item in state.carry if isinstance(item, NewResult)]
     assert 0 < sum(len(text) * 6 for text, is_error in texts if not is_error) <= 1024 * 1024
-    assert texts[-1] == ("too long: with the answer of context-1/50 those of this reply are: ask fewer at once", True)
+    too_long = f"too long: with the answer of {child_id(50)} those of this reply are: ask fewer at once"
+    assert texts[-1] == (too_long, True)
 
 
 def test_so_many_begin_at_once() -> None:

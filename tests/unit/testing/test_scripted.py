@@ -341,8 +341,8 @@ def test_agents_that_it_calls_are_scripted_too() -> None:
         assert response.content == "heard a; heard b"
         assert len(script.requests) == 2
         assert len(script.requests_of("helper")) == len(script.requests_of(helper)) == 2
-        run = script.client.run("tree/2")
-        assert asyncio.run(run.result()).content == "heard b"
+        second = asyncio.run(script.client.run("tree").children())[1]
+        assert asyncio.run(second.result()).content == "heard b"
 
 
 def test_replies_of_another_agent_that_are_left_over() -> None:
@@ -371,9 +371,10 @@ async def test_cancelling_in_process_goes_down_the_tree() -> None:
         await run.cancel()
         with pytest.raises(RunCancelledError):
             await run.result()
-        for name in ("tree", "tree/1", "tree/1/1"):
-            assert (await script.client.run(name).status()).state == "cancelled"
-            assert_closed(await script.client.run(name).transcript())
+        (middle,) = await run.children()
+        for one in (run, middle, *await middle.children()):
+            assert (await one.status()).state == "cancelled"
+            assert_closed(await one.transcript())
 
 
 async def test_a_call_that_asks_nothing_is_refused_and_does_not_wait() -> None:

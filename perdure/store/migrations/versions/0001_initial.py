@@ -189,6 +189,12 @@ def _create_references() -> None:
         sa.Column("context_id", TEXT, primary_key=True),
     )
     op.create_index("run_references_context_id", "run_references", ["context_id"])
+    # Ids that are not given again: of root runs that a person has deleted.
+    op.create_table(
+        "deleted_runs",
+        sa.Column("context_id", TEXT, primary_key=True),
+        sa.Column("deleted_at", TEXT, nullable=False),
+    )
 
 
 def _create_usage() -> None:

@@ -9,7 +9,7 @@
 --
 -- Locks are taken in one order by all: blobs, nodes, journal, run, turn, messages, usage, memory (each sorted by the
 -- caller), own feed, the root's feed, references. SQLSTATEs of these functions: PD001 memory was changed, PD002 open deltas (see below), PD003
--- the parent of a node is missing.
+-- the parent of a node is missing, PD004 the id belongs to a deleted run, or to that of another tenant, user or root.
 
 
 -- Appends a batch to the events of a conversation; see perdure.ports.EventBatch.
@@ -44,6 +44,12 @@ BEGIN
         INSERT INTO feeds (context_id, seq, token, open, first_delta, root, path)
         VALUES (p_context_id, 0, '', 0, 0, p_root, p_path)
         ON CONFLICT (context_id) DO UPDATE SET seq = feeds.seq RETURNING * INTO v_feed;
+        IF EXISTS (SELECT FROM deleted_runs WHERE context_id = p_context_id) THEN
+            RAISE EXCEPTION 'the run was deleted' USING ERRCODE = 'PD004';
+        END IF;
+    END IF;
+    IF p_root IS NOT NULL AND p_root IS DISTINCT FROM v_feed.root THEN
+        RAISE EXCEPTION 'the run is in the stream of another one' USING ERRCODE = 'PD004';
     END IF;
     written := true;
     stream := coalesce(v_feed.root, p_context_id);
@@ -61,6 +67,9 @@ BEGIN
         IF NOT FOUND THEN
             INSERT INTO feeds (context_id, seq, token, open, first_delta) VALUES (stream, 0, '', 0, 0)
             ON CONFLICT (context_id) DO UPDATE SET seq = feeds.seq RETURNING seq INTO last_seq;
+            IF EXISTS (SELECT FROM deleted_runs WHERE context_id = stream) THEN
+                RAISE EXCEPTION 'the run above was deleted' USING ERRCODE = 'PD004';
+            END IF;
         END IF;
     END IF;
     v_first_seq := last_seq;
@@ -276,9 +285,15 @@ BEGIN
         ON CONFLICT (context_id) DO UPDATE
             SET agent = excluded.agent, scope = excluded.scope, head = excluded.head, status = excluded.status,
                 iterations = excluded.iterations, result = excluded.result, asked_at = excluded.asked_at,
-                updated_at = excluded.updated_at, tenant = coalesce(runs.tenant, excluded.tenant),
-                user_id = coalesce(runs.user_id, excluded.user_id), key_id = excluded.key_id
-            WHERE excluded.asked_at >= runs.asked_at;
+                updated_at = excluded.updated_at, key_id = excluded.key_id
+            WHERE excluded.asked_at >= runs.asked_at AND runs.tenant IS NOT DISTINCT FROM excluded.tenant
+                AND runs.user_id IS NOT DISTINCT FROM excluded.user_id;
+        IF NOT FOUND AND EXISTS (
+            SELECT FROM runs WHERE context_id = p_run_id
+            AND (tenant IS DISTINCT FROM p_run_tenant OR user_id IS DISTINCT FROM p_run_user_id)
+        ) THEN
+            RAISE EXCEPTION 'the row is of the run of another tenant or user' USING ERRCODE = 'PD004';
+        END IF;
     END IF;
     IF p_turn_context_id IS NOT NULL THEN
         INSERT INTO turns (context_id, task_id, status, head, result, asked_at, created_at, updated_at, key_id)
