@@ -173,7 +173,7 @@ async def _told_to_stop(engine: Engine) -> None:
 
 
 async def _taken_for_lost(engine: Engine) -> None:
-    """It hangs in a model call, the run is cancelled elsewhere, and then it goes on and records its reply."""
+    """It hangs in a model call, the run is cancelled elsewhere, and then it goes on: its reply is not recorded."""
     gate = asyncio.Event()
 
     async def rule(request: dict[str, Any]) -> Reply:
@@ -195,7 +195,9 @@ async def _taken_for_lost(engine: Engine) -> None:
         recorded = faults.sql(engine.store_path, OUTCOMES)
         gate.set()
         lost.process.send_signal(signal.SIGCONT)
-        await eventually(lambda: faults.sql(engine.store_path, OUTCOMES) > recorded, what="the late reply, recorded")
+        await eventually(lambda: server.stats.completed, what="the late reply is sent")
+        assert await lost.stop() == 0
+        assert faults.sql(engine.store_path, OUTCOMES) == recorded
         assert faults.sql(engine.store_path, RUN_ROW) == [closed]
 
 
