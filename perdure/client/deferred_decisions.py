@@ -61,9 +61,8 @@ def build_decision_row(
     ``user``, and the ``tool``; ``caller`` is who decides, how that is known, and from where; ``fields`` are
     ``decision``, ``comment``, ``arguments`` and ``always``."""
     body = json.dumps({name: value for name, value in fields.items() if value is not None}).encode()
-    names = (owner.get("agent") or "", owner.get("tool") or "")
-    labels = (owner.get("tenant"), owner.get("user"))
-    return DecisionRow(uuid.uuid4().hex, *call, *names, *labels, *caller, body)
+    agent, tool = owner.get("agent") or "", owner.get("tool") or ""
+    return DecisionRow(uuid.uuid4().hex, *call, agent, tool, owner.get("tenant"), owner.get("user"), *caller, body)
 
 
 def read_answer(row: DecisionRow) -> DeferredAnswer | None:

@@ -113,6 +113,13 @@ async def find_decisions(page: Page, sessions: Sequence[str]) -> dict[tuple[str,
     return {(row.context_id, row.call_id, row.hash): row for row in await store.list_decisions(sessions)}
 
 
+async def find_waiting_tool(page: Page, item: Sequence[str]) -> str:
+    """Find the tool of a call that waits as the store knows it, for a run that does not answer; "" if it does not."""
+    session, *names = item
+    waits = (await (await page.call.client.store()).list_run_waits([session]))[session].waits
+    return next((wait.tool for wait in waits if [wait.call_id, wait.hash] == names), "")
+
+
 async def find_outcome(page: Page, session: str, call_id: str, hash: str) -> Outcome | None:
     """Find what is known of a decision on the call; None if none was taken here."""
     row = (await find_decisions(page, [session])).get((session, call_id, hash))

@@ -39,6 +39,7 @@ from .decisions import (
     describe_row,
     find_decisions,
     find_outcome,
+    find_waiting_tool,
 )
 from .forms import (
     Field,
@@ -69,7 +70,6 @@ STATUS_SECONDS = 1.0
 """How long a page waits for a run's own answer, which takes a worker."""
 _KEYS = 200
 """Waits that are looked through for what has come and gone, and for other calls of a user."""
-
 
 # ---
 # Rows.
@@ -248,22 +248,18 @@ async def decide_rows(page: Page) -> Response:
 
 async def _defer(page: Page, item: Decision) -> Outcome:
     """Take a decision that can be taken back, if the call still waits."""
-    key = build_key(item.session, item.call_id, item.hash)
+    names = item.session, item.call_id, item.hash
     try:
         call = await _open_call(page, item.session)
         await call.authorize("decide", cast(str, item.decision))
         pending, status = await _find_pending(call, item.call_id)
-        tool = pending.name if pending is not None else ""
-        if pending is None and status.reason:  # no worker answers: the store knows what waits
-            waits = (await (await page.call.client.store()).list_run_waits([item.session]))[item.session].waits
-            tool = next((wait.tool for wait in waits if (wait.call_id, wait.hash) == (item.call_id, item.hash)), "")
+        tool = pending.name if pending else await find_waiting_tool(page, names) if status.reason else ""
         if not tool or (pending is not None and pending.hash != item.hash):
             gone = await _describe_gone(page, call, item)
             return replace(gone, title="Decided already", text=f"{gone.title}. {gone.text}") if gone.is_over else gone
-        names = (item.session, item.call_id, item.hash)
         return await defer_decision(page, call, names, tool, {"decision": item.decision, "comment": item.comment})
     except PerdureError as error:
-        return build_problem_outcome(key, item.session, json.loads(bytes(build_problem(error).body)))
+        return build_problem_outcome(build_key(*names), item.session, json.loads(bytes(build_problem(error).body)))
 
 
 def _parse_item(text: str) -> tuple[str, str, str]:

@@ -184,7 +184,7 @@ async def test_others_decide_meanwhile_and_esc_leads_to_what_stops_a_turn(engine
         assert await page.locator("#text:focus").count() == 1, "no key is live in a field"
         await page.evaluate("document.activeElement.blur()")
         await page.keyboard.press("Escape")
-        await page.locator("#stop button:focus").wait_for()
+        await page.locator("#stop button:not([hidden]):focus").wait_for()
         await page.keyboard.press("Enter")
         await page.locator("#chat-state[data-state=waiting]").wait_for()
         await page.locator("#stop").wait_for(state="detached")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Literal
+from typing import Literal, get_args
 
 import pytest
 
@@ -13,6 +13,7 @@ from perdure.testing import ScriptedProvider
 from tests.console.test_browser import find_violations, office
 from tests.support.chromium import PICTURES, Chromium
 from tests.support.engine import Engine
+from tests.support.typist import Typist, Way
 from tests.support.wait import eventually
 
 pytestmark = [pytest.mark.slow, pytest.mark.server]
@@ -99,3 +100,16 @@ async def test_a_schedule_without_javascript(engine: Engine) -> None:
         await page.get_by_text("Delete…").click()
         await page.get_by_role("button", name="Delete the schedule").click()
         assert await page.get_by_role("button", name="Delete the schedule").is_visible(), "not without the tick"
+
+
+@pytest.mark.parametrize("way", get_args(Way))
+async def test_typing_into_forms_of_a_schedule_changes_their_text_alone(engine: Engine, way: Way) -> None:
+    async with timetable(engine, "typing into forms of schedules") as (_, at, paths):
+        phone = {"viewport": {"width": 390, "height": 800}, "is_mobile": True, "has_touch": True}
+        for name in ("schedule", "schedule-paused", "schedules"):
+            window = await at.open(paths[name], **(phone if way == "touch" else {}))
+            typist = Typist(window, way)
+            await typist.type_everywhere()
+            assert window.complaints == []
+            assert typist.typed > 0 or name == "schedules"
+            assert typist.sends_by_enter <= {"GET"}

@@ -175,6 +175,7 @@ async def listed_all(client: Client, count: int) -> bool:
 
 
 @pytest.mark.server
+@pytest.mark.slow
 async def test_decisions_say_that_no_worker_answers(
     engine: Engine, cli: Commands, monkeypatch: pytest.MonkeyPatch
 ) -> None:

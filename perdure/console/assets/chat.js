@@ -213,7 +213,7 @@ if (transcript) {
 
 // Esc leads to the button that stops the turn; the button stops it. While a call waits for a decision, that denies the
 // call: then only a pointer or the Tab key leads there.
-declareKeys({ Escape: () => document.querySelector("#chat-state[data-state=running]") && document.querySelector("#stop button")?.focus() });
+declareKeys({ Escape: () => document.querySelector("#chat-state[data-state=running]") && document.querySelector("#stop button:not([hidden])")?.focus() });
 document.addEventListener("click", (event) => {
   const options = document.querySelector("details.options[open]");
   if (options && !options.contains(event.target)) options.open = false;

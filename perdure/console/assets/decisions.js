@@ -25,7 +25,7 @@ export function showOutcome(place, outcome, actions) {
   const had = shown?.contains(document.activeElement);
   if (!shown || shown.textContent !== outcome.textContent) {
     place.replaceChildren(outcome);
-    if (had) outcome.querySelector("button")?.focus({ preventScroll: true });
+    if (had) outcome.querySelector("button:not([hidden])")?.focus({ preventScroll: true });
     updateTimes(place);
   }
   watch(place, actions);

@@ -43,6 +43,7 @@ function refreshPanel() {
     const panel = document.getElementById("panel");
     const fresh = parseHTML(answer.text);
     const focused = panel.contains(document.activeElement) && document.activeElement.getAttribute("href");
+    const form = panel.contains(document.activeElement) && document.activeElement.closest("form")?.id;
     for (const part of [...panel.children]) {
       const isUsed = part.querySelector("details[open]") || part.contains(document.activeElement);
       if (!("keep" in part.dataset && isUsed && fresh.getElementById(part.id))) part.remove();
@@ -52,6 +53,7 @@ function refreshPanel() {
       const kept = panel.querySelector(`:scope > #${part.id}`);
       if (kept) place = kept.nextElementSibling; else panel.insertBefore(part, place);
     }
+    if (form && !panel.contains(document.activeElement)) document.getElementById(form)?.querySelector("button:not([hidden])")?.focus({ preventScroll: true });
     if (focused) [...panel.querySelectorAll("a")].find((link) => link.getAttribute("href") === focused)?.focus({ preventScroll: true });
     updateTimes(panel);
   }, 400);
