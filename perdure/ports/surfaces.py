@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timedelta
 from fnmatch import fnmatchcase
 from functools import cache
-from typing import Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 from .. import events
 from ..errors import InvalidInputError
@@ -292,7 +292,7 @@ def build_refusal_row(row: AuditRow) -> AuditRow:
 def cut_audit_row(row: AuditRow) -> AuditRow:
     """Return ``row`` with texts that can be stored."""
     limits = {"subject": RUN_ID_CHARS}  # it is looked for
-    texts = {
+    texts: dict[str, Any] = {
         name: clean_text(text)[: limits.get(name, AUDIT_TEXT_CHARS)]
         for name, text in asdict(row).items()
         if isinstance(text, str)

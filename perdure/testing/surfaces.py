@@ -188,8 +188,8 @@ class MemorySurfaces(MemoryTokens, MemoryWebhooks, MemoryUsage):
         self._raise_failure()
         shared = cut_audit_row(build_refusal_row(row))
         if (earlier := self.audit.get(shared.id)) is not None:
-            changes = {"refused": shared.refused, "count": earlier.count + 1, "last_at": shared.last_at}
-            shared = replace(earlier, **changes)
+            count = earlier.count + 1
+            shared = replace(earlier, refused=shared.refused, count=count, last_at=shared.last_at)
         self.audit[shared.id] = shared
         self.audit.pop(row.id, None)
 

@@ -87,8 +87,8 @@ async def _show(call: Call) -> Response:
     may = await call.may("decide", resource)
     form = _build_form(pending) if may else "<p>You may read this, and not decide on it.</p>"
     title = f"Approve {pending.name}?"
-    given = await read_given_results(call)
-    return _page(title, f"<ul>{rows}</ul>{_build_arguments(pending)}{_build_given(given)}{form}")
+    evidence = _build_given(await read_given_results(call))
+    return _page(title, f"<ul>{rows}</ul>{_build_arguments(pending)}{evidence}{form}")
 
 
 async def _find_pending(call: Call) -> tuple[PendingApproval | None, Status]:
