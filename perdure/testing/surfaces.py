@@ -6,7 +6,6 @@ from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from ..ports.store import EventRow, RunRow, TurnRow
 from ..ports.surfaces import (
@@ -27,7 +26,6 @@ from ..ports.surfaces import (
 )
 from ..ports.webhooks import WEBHOOK_TARGET, RowCursor
 from ..types.approvals import PendingKind
-from .decisions import MemoryDecisions
 from .tokens import MemoryTokens
 from .usage import MemoryUsage
 from .webhooks import MemoryWebhooks
@@ -44,7 +42,7 @@ class IdempotencyEntry:
     answer: bytes | None = None
 
 
-class MemorySurfaces(MemoryTokens, MemoryDecisions, MemoryWebhooks, MemoryUsage):
+class MemorySurfaces(MemoryTokens, MemoryWebhooks, MemoryUsage):
     """The methods of :class:`perdure.ports.surfaces.Surfaces`. A test may access everything."""
 
     _now: Callable[[], str]
@@ -190,8 +188,8 @@ class MemorySurfaces(MemoryTokens, MemoryDecisions, MemoryWebhooks, MemoryUsage)
         self._raise_failure()
         shared = cut_audit_row(build_refusal_row(row))
         if (earlier := self.audit.get(shared.id)) is not None:
-            changes: dict[str, Any] = {"refused": shared.refused, "count": earlier.count + 1, "last_at": shared.last_at}
-            shared = replace(earlier, **changes)
+            count = earlier.count + 1
+            shared = replace(earlier, refused=shared.refused, count=count, last_at=shared.last_at)
         self.audit[shared.id] = shared
         self.audit.pop(row.id, None)
 
