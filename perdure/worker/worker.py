@@ -148,8 +148,7 @@ class Worker:
         )
         self._temporal = client.temporal
         self._store_url = store_url or client.store_url
-        self._engine = plugin.engine
-        self._waits_for_store = wait_for_store
+        self._engine, self._waits_for_store = plugin.engine, wait_for_store
         self._open = AsyncExitStack()
 
     @property
