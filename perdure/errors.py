@@ -342,6 +342,9 @@ class StoreError(PerdureError):
     """The store cannot be read or written at present (locked, full, read-only, unreachable)."""
 
     retryable = True
+    away = False
+    """The store does not answer for now, as while it is restarted: a worker that starts waits for it. False where its
+    URL, its login or its schema may be wrong."""
 
 
 class MemoryChangedError(StoreError):
@@ -392,6 +395,9 @@ class ServerStartError(RuntimeSetupError):
 
 class ServerUnreachableError(RuntimeSetupError, ConnectionError):
     """No Temporal server answers at the address."""
+
+    away = False
+    """The server may be back in a moment: a worker that starts waits for it. False where its address may be wrong."""
 
 
 class ThreadsLostError(RuntimeSetupError):

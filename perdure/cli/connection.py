@@ -14,7 +14,7 @@ from urllib.parse import quote, urlsplit, urlunsplit
 
 import typer
 
-from ..errors import LIST_HINT, InvalidInputError, RunNotFoundError
+from ..errors import LIST_HINT, InvalidInputError, RunNotFoundError, ServerUnreachableError
 
 if TYPE_CHECKING:
     from ..client.client import Client
@@ -59,9 +59,15 @@ class ActorStoreOptions(StoreOptions):
 
 @asynccontextmanager
 async def open_client(
-    server: ServerOptions, *, start_server: bool = False, task_queue: str | None = None, warnings: bool = False
+    server: ServerOptions,
+    *,
+    start_server: bool = False,
+    task_queue: str | None = None,
+    warnings: bool = False,
+    wait: bool = False,
 ) -> AsyncIterator[Client]:
-    """A client for the length of the block. Raises ``ServerUnreachableError``.
+    """A client for the length of the block. Raises ``ServerUnreachableError``; with ``wait`` only for an address that
+    may be wrong, and waits for a server that is away.
 
     ``warnings`` shows the warnings of Temporal's SDK and of the client, for an operator who reads a worker's log.
 
@@ -72,6 +78,7 @@ async def open_client(
         gc.disable()
     from .. import config
     from ..client.client import Client
+    from ..client.tasks import StartWait
 
     if is_first:
         gc.freeze()
@@ -82,7 +89,17 @@ async def open_client(
         _quiet_sdk()
     settings = asdict(server)
     actor = settings.pop("by", None)
-    client = await Client.connect(**settings, actor=actor, task_queue=task_queue, start_server=start_server)
+    start_wait = StartWait("Temporal server")
+    while True:
+        try:
+            client = await Client.connect(**settings, actor=actor, task_queue=task_queue, start_server=start_server)
+        except ServerUnreachableError as error:
+            if not (error.away and wait):
+                raise
+            await start_wait.wait(error.message)
+        else:
+            start_wait.end()
+            break
     if client.store_url is None and await find_ui_url(client):
         client.store_url = config.get_home_store_url()
     from temporalio.service import RPCError

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import uuid
 from collections.abc import Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING
@@ -16,6 +17,7 @@ from .output import OutputOptions
 
 if TYPE_CHECKING:
     from ..embedded.diagnosis import Finding
+    from ..ports import Store
 
 _STATUS_COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
 
@@ -23,12 +25,13 @@ _STATUS_COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
 def doctor(server: ServerOptions, output: OutputOptions) -> None:
     """Check this machine's setup; exit code 1 when something is broken. Starts and fetches nothing.
 
-    Where PERDURE_BLOB_URL is set, an object is written there, read and deleted.
+    A row is written into the store and deleted; where PERDURE_BLOB_URL is set, an object is written there, read and
+    deleted.
     """
     from ..embedded import diagnosis
 
     findings = [*diagnosis.check_machine(), *_check_encryption_keys()]
-    findings += asyncio.run(_check_store_server())
+    findings += asyncio.run(_check_store())
     findings += asyncio.run(_check_blob_location())
     findings += asyncio.run(diagnosis.check_servers(**asdict(server)))
     lines = (line for finding in findings for line in _format_finding(finding))
@@ -44,23 +47,39 @@ def _format_finding(finding: Finding) -> Iterator[str]:
         yield f"{'':<20} → {finding.hint}"
 
 
-async def _check_store_server() -> list[Finding]:
-    """Open the store that is named, if it is no file."""
-    from ..config import resolve_store_url
+async def _check_store() -> list[Finding]:
+    """Open the store, and write into it; a file that does not exist yet is left so."""
+    from ..config import get_home_store_url, resolve_store_url
     from ..embedded.diagnosis import Finding
     from ..store import open_store
 
-    url = resolve_store_url()
-    if url is None or url.startswith("sqlite:"):
-        return []
+    url = resolve_store_url() or get_home_store_url()
+    check = "store write" if url.startswith("sqlite:") else "store"  # the file itself was checked before
     try:
         store = open_store(url)
         await store.open(create=False)
     except StoreError as error:
-        return [Finding("store", "fail", error.message, error.hint)]
-    detail = f"{store.place}, store {store.store_id}" if store.store_id else f"{store.place} (made when needed)"
-    await store.close()
-    return [Finding("store", "ok", detail)]
+        return [Finding(check, "fail", error.message, error.hint)]
+    try:
+        if not store.store_id:
+            return [] if check == "store write" else [Finding(check, "ok", f"{store.place} (made when needed)")]
+        detail = f"{store.place}, store {store.store_id}"
+        await _write_and_undo(store)
+    except StoreError as error:
+        return [Finding(check, "fail", error.message, error.hint)]
+    finally:
+        await store.close()
+    return [Finding(check, "ok", detail)]
+
+
+async def _write_and_undo(store: Store) -> None:
+    """Write a row and delete it again. Raises ``StoreError``, for instance for a full disk or a standby.
+
+    Both are committed: what is rolled back may never reach the disk.
+    """
+    key, owner = f"doctor/{uuid.uuid4().hex}", "doctor"
+    await store.claim_idempotency(key, "", owner, lease_seconds=1.0, keep_seconds=60.0)
+    await store.complete_idempotency(key, owner, None)
 
 
 def _check_encryption_keys() -> Iterator[Finding]:

@@ -160,7 +160,8 @@ async def _serve(
     exit_limit = ExitLimit()
     try:
         connection = StoreOptions(server.address, server.namespace, server.profile, server.store_url)
-        async with open_client(connection, start_server=file is not None, task_queue=queue, warnings=True) as client:
+        opening = open_client(connection, start_server=file is not None, task_queue=queue, warnings=True, wait=True)
+        async with opening as client:
             client.store_url = client.store_url or (config.get_home_store_url() if file is not None else None)
             if client.store_url is None:
                 raise RuntimeSetupError(

@@ -97,7 +97,7 @@ def worker(
     exit_limit = ExitLimit()
 
     async def serve() -> None:
-        async with open_client(server, task_queue=task_queue, warnings=True) as client:
+        async with open_client(server, task_queue=task_queue, warnings=True, wait=True) as client:
             options: dict[str, Any] = {"drain": drain, "health_address": health, "deployment": version}
             await serve_agents(client, loaded, asyncio.Event(), agents=agents, exit_limit=exit_limit, **options)
 
@@ -181,7 +181,9 @@ async def serve_agents(
     from ..worker.drain import CANCEL_SECONDS, CLOSE_SECONDS
     from ..worker.worker import ended_by
 
-    worker = Worker(client, loaded.agents, **{"deployment": False, **loaded.worker_options, **options})
+    worker = Worker(
+        client, loaded.agents, **{"deployment": False, "wait_for_store": True, **loaded.worker_options, **options}
+    )
     has_started = False
 
     async def limit_exit() -> None:

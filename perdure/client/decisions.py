@@ -8,26 +8,32 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import uuid
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterable, Mapping, Sequence
 from contextlib import aclosing
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
 from .. import events
 from ..errors import InvalidInputError, PerdureError, RunClosedError
+from ..loop.payload_limits import DECISIONS_BYTES, select_latest_rows
 from ..loop.requests import as_text, build_late_error, find_repeated, hash_answer, read_answer, read_decision
 from ..temporal_errors import build_unreachable_error
 from ..types.approvals import ApprovalDecision, DecidedApproval, PendingApproval, StandingApproval, hash_arguments
 from ..types.interface import Status
 from ..types.plain_json import to_plain_json
+from ..types.state import MAX_PAST_DECISIONS
 from ..types.tool_calls import CallAnswer
 from .audit import SteeringAudit, audit_steering, write_despite_failure
+from .event_reader import EventReader
 from .follow import WorkflowBehind, follow_run, is_workflow_behind, retry_while_behind
 from .handles import RunHandle
 from .message_content import MAX_INLINE_BYTES, upload_content
 from .progress import retry_while_not_ready
+
+logger = logging.getLogger("perdure.client")
 
 _READY_SECONDS = 20.0
 """Seconds for which a decision is sent again to a run that takes none for the moment."""
@@ -240,29 +246,56 @@ async def _find_past(
 
 async def _read_decided(run: RunHandle, call_id: str) -> list[DecidedApproval]:
     """Read the decisions on a call from the events, each with the hash of the decided call or answered question."""
-    decided: list[DecidedApproval] = []
-    requested_hash, expiry = "", None
     async with aclosing(follow_run(run, wait=False, children=False)) as log:
-        async for event in log:
-            if getattr(event, "call_id", None) != call_id:
-                continue
-            if (past := extract_decision(event)) is not None:
-                decided.append(past.model_copy(update={"hash": _hash_of(event, requested_hash)}))
-                expiry = None
-            elif isinstance(event, events.ApprovalRequested):
-                requested_hash = event.hash
-            elif isinstance(event, events.QuestionAsked) and event.expires_in is not None and event.at:
-                expiry = datetime.fromisoformat(event.at) + timedelta(seconds=event.expires_in)
-            elif (
-                isinstance(event, events.ToolCompleted)
-                and event.at
-                and expiry
-                and expiry <= datetime.fromisoformat(event.at)
-            ):
-                decided.append(
-                    DecidedApproval(call_id=call_id, name=event.name, state="expired", at=expiry.isoformat())
-                )
+        return [past for past in await _collect_decisions(log) if past.call_id == call_id]
+
+
+async def _collect_decisions(log: AsyncIterable[events.Event]) -> list[DecidedApproval]:
+    """Return the decisions and answers in the events ``log``, in their order."""
+    decided: list[DecidedApproval] = []
+    requested_hashes: dict[str, str] = {}
+    expiries: dict[str, datetime] = {}
+    async for event in log:
+        call_id = getattr(event, "call_id", None)
+        if call_id is None:
+            continue
+        if (past := extract_decision(event)) is not None:
+            decided.append(past.model_copy(update={"hash": _hash_of(event, requested_hashes.get(call_id, ""))}))
+            expiries.pop(call_id, None)
+        elif isinstance(event, events.ApprovalRequested):
+            requested_hashes[call_id] = event.hash
+        elif isinstance(event, events.QuestionAsked) and event.expires_in is not None and event.at:
+            expiries[call_id] = datetime.fromisoformat(event.at) + timedelta(seconds=event.expires_in)
+        elif (
+            isinstance(event, events.ToolCompleted)
+            and event.at
+            and (expiry := expiries.get(call_id)) is not None
+            and expiry <= datetime.fromisoformat(event.at)
+        ):
+            decided.append(DecidedApproval(call_id=call_id, name=event.name, state="expired", at=expiry.isoformat()))
     return decided
+
+
+async def _read_all_decisions(run: RunHandle) -> list[DecidedApproval]:
+    reader = EventReader(run.id, await run.client.store(), 0, children=False, wait=False)
+    async with aclosing(reader.read_recorded()) as log:
+        return await _collect_decisions(log)
+
+
+async def read_past_decisions(run: RunHandle, closed: Status, execution_id: str) -> tuple[DecidedApproval, ...]:
+    """Read ``status.decided`` of a run that has ended: as many as the run itself kept; () without its events."""
+    known, key = run.client.known_ends, f"decided\0{execution_id}"
+    if not run.has_store or (past := known.get(key)) is None:
+        try:
+            decided = await _read_all_decisions(run) if run.has_store else []
+        except PerdureError as error:
+            logger.debug("the decisions of run %s cannot be read: %s", run.id, error)
+            return ()
+        decided.sort(key=lambda row: row.at or "")  # an event may come later than that of a later decision
+        past = tuple(select_latest_rows(decided[-MAX_PAST_DECISIONS:], DECISIONS_BYTES))
+        if closed.state in ("completed", "failed"):  # after another end, an event may still be on its way
+            known.put(key, past, sum(len(str(row)) for row in past))
+    return tuple(past)
 
 
 def _hash_of(event: events.Event, requested_hash: str) -> str:

@@ -38,7 +38,7 @@ from ..types.client_tools import ClientTool
 from ..types.interface import READ_ERROR_TYPE, STATUS_ATTRIBUTE, OutputT, Response, Status, parse_output
 from ..types.messages import FilePart, Message, MessageInput
 from .audit import audit_steering
-from .decisions import WaitRef, answer_pending_call, decide_pending_call, revoke_approval
+from .decisions import WaitRef, answer_pending_call, decide_pending_call, read_past_decisions, revoke_approval
 from .follow import follow_run, list_child_runs
 from .message_content import AnyOverride, build_user_message
 from .messages import deliver_message
@@ -206,8 +206,9 @@ class Run(StreamReader[OutputT]):
         ``RunNotFoundError``."""
         description = await self.describe()
         if (closed := build_closed_status(description)) is not None:
-            recorded = await self._read_recorded_status()
-            return closed.model_copy(update=recorded | await read_end_fields(self, closed, description.run_id))
+            fields = await self._read_recorded_status()
+            fields["decided"] = await read_past_decisions(self, closed, description.run_id)
+            return closed.model_copy(update=fields | await read_end_fields(self, closed, description.run_id))
         reason = await find_pending_reason(self.client, description)
         version = read_deployment_version(description)
         try:

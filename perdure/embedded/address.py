@@ -112,12 +112,13 @@ async def connect(target: ServerTarget, *, seconds: float = CONNECT_SECONDS, **a
         async with asyncio.timeout(seconds):
             return await Client.connect(**connecting)
     except TimeoutError as error:
-        raise _build_unreachable_error(target, f"no answer within {seconds:g} s") from error
+        raise _build_unreachable_error(target, f"no answer within {seconds:g} s", away=True) from error
     except (RuntimeError, RPCError) as error:
         # The bridge raises RuntimeError for every failure before the first answer.
         if isinstance(error, RuntimeError) and not str(error).startswith("Failed client connect"):
             raise
-        raise _build_unreachable_error(target, _explain_connect_error(str(error))) from error
+        reason = _explain_connect_error(str(error))
+        raise _build_unreachable_error(target, reason, away=reason in _AWAY_REASONS) from error
 
 
 def _load_temporal_config(profile: str | None) -> ClientConnectConfig:
@@ -155,9 +156,17 @@ def _explain_connect_error(text: str) -> str:
     return text.removeprefix("Failed client connect: ")[:300]
 
 
-def _build_unreachable_error(target: ServerTarget, reason: str) -> ServerUnreachableError:
+_AWAY_REASONS = ("connection refused", "the host name is not known")
+"""Also of a server that is restarted: a container's name is unknown while it does not run."""
+
+
+def _build_unreachable_error(target: ServerTarget, reason: str, *, away: bool) -> ServerUnreachableError:
     if target.embedded is not None:
         hint = "See `perdure server status`, or start it again with `perdure server start`."
     else:
         hint = "Check the address and that the server runs, or unset it to use this machine's embedded server."
-    return ServerUnreachableError(f"no Temporal server at {target.address} (from {target.origin}): {reason}", hint=hint)
+    error = ServerUnreachableError(
+        f"no Temporal server at {target.address} (from {target.origin}): {reason}", hint=hint
+    )
+    error.away = away
+    return error

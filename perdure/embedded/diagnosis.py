@@ -65,7 +65,7 @@ def check_machine() -> Iterator[Finding]:
     yield from _check_api_keys()
     yield _check_home()
     yield from _check_store_file()
-    yield _check_disk_space()
+    yield from _check_disk_space()
 
 
 async def check_servers(address: str | None, namespace: str | None, profile: str | None) -> list[Finding]:
@@ -244,9 +244,17 @@ def _find_existing_ancestor(path: Path) -> Path:
     return next(place for place in (path, *path.parents) if place.exists())
 
 
-def _check_disk_space() -> Finding:
-    place = _find_existing_ancestor(current_home().root)
+def _check_disk_space() -> Iterator[Finding]:
+    """Check the disk of the home, and that of the store's file, if it is another one."""
+    home = _find_existing_ancestor(current_home().root)
+    yield _check_free_space("disk", home, "Free some space, or set PERDURE_HOME to another disk.")
+    path = _find_store_file()
+    if path is not None and (place := _find_existing_ancestor(path)).stat().st_dev != home.stat().st_dev:
+        way_out = "Free some space there, or copy the store to another disk: `perdure store copy`."
+        yield _check_free_space("store disk", place, way_out)
+
+
+def _check_free_space(check: str, place: Path, way_out: str) -> Finding:
     free = shutil.disk_usage(place).free
     status: CheckStatus = "ok" if free >= _DISK_WARN else "warn" if free >= _DISK_FAIL else "fail"
-    hint = None if status == "ok" else "Free some space, or set PERDURE_HOME to another disk."
-    return Finding("disk", status, f"{free / 2**30:.1f} GiB free at {place}", hint)
+    return Finding(check, status, f"{free / 2**30:.1f} GiB free at {place}", None if status == "ok" else way_out)

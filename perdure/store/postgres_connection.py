@@ -180,6 +180,8 @@ _VALUE_ERROR = (
 )
 _UNKNOWN_ERROR = ("the store {place} fails", "See the server's log; `perdure doctor` checks the connection.")
 
+_AWAY_ERRORS = (_UNREACHABLE_ERROR, _TIMEOUT_ERROR, _SHUTDOWN_ERROR, _FULL_ERROR, _LOCK_ERROR)
+"""Errors of a server that may be back in a moment."""
 _ERRORS = {
     ("42704",): _SETTING_ERROR,
     ("28",): _LOGIN_ERROR,
@@ -214,7 +216,9 @@ def translate_postgres_failure(error: Exception, address: PostgresAddress) -> St
     for secret in address.secrets:
         cause = cause.replace(secret, "***")
     reason = f"({name}: {cause})" if cause else f"({name})"
-    return StoreError(f"{message.format(place=address.place)} {reason}", hint=hint)
+    store_error = StoreError(f"{message.format(place=address.place)} {reason}", hint=hint)
+    store_error.away = (message, hint) in _AWAY_ERRORS
+    return store_error
 
 
 def _select_error_texts(error: Exception) -> tuple[str, str]:

@@ -93,6 +93,7 @@ _ERRORS = {
     ),
     (sqlite3.SQLITE_TOOBIG,): ("a value is too large for the store {path}", "SQLite takes up to 1 GB in one value."),
 }
+_AWAY_CODES = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_FULL)
 _ERRORS_BY_CODE = {code: texts for codes, texts in _ERRORS.items() for code in codes}
 
 
@@ -101,7 +102,9 @@ def translate_sqlite_failure(error: SqliteFailure, path: Path) -> StoreError:
     message, hint = _select_error_texts(error, path)
     names = {"path": path, "name": path.name, "directory": path.parent}
     error_name = getattr(error, "sqlite_errorname", None) or type(error).__name__
-    return StoreError(f"{message.format(**names)} ({error_name}: {error})", hint=hint.format(**names))
+    store_error = StoreError(f"{message.format(**names)} ({error_name}: {error})", hint=hint.format(**names))
+    store_error.away = (getattr(error, "sqlite_errorcode", None) or 0) & 0xFF in _AWAY_CODES
+    return store_error
 
 
 def _select_error_texts(error: SqliteFailure, path: Path) -> tuple[str, str]:

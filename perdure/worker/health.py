@@ -184,6 +184,10 @@ class WorkerHealth:
         self._last_beat = monotonic()
         self._last_polls: dict[str, tuple[Any, float]] = {}
 
+    def note_waiting(self, reason: str) -> None:
+        """Report that the worker, which starts, waits for its store."""
+        self._checks["store"] = Check("failing", self._checks["store"].since, clean_reason(f"waiting for the {reason}"))
+
     @asynccontextmanager
     async def watch(self, temporal: TemporalClient, task_queue: str, store: Store) -> AsyncIterator[None]:
         """Check for the length of the block, on the worker's event loop."""

@@ -17,8 +17,9 @@ from temporalio.worker import Worker as TemporalWorker
 from .. import config
 from ..agent.agent import Agent
 from ..client.client import Client
+from ..client.tasks import StartWait
 from ..embedded.diagnosis import Finding
-from ..errors import RuntimeSetupError
+from ..errors import RuntimeSetupError, StoreError
 from ..hooks import Hook, HookSet
 from ..ports import Toolset
 from ..store.cache import CACHE_BYTES
@@ -84,6 +85,9 @@ class Worker:
 
     ``health_address``, ``[HOST:]PORT``: answers ``GET /healthz`` (liveness) and ``GET /readyz`` (readiness) there, by
     default on 127.0.0.1; after the start ``health_address`` has host and port, also for port 0. Off by default.
+
+    ``wait_for_store``: wait at the start for a store that does not answer, as ``run()`` does, instead of raising
+    ``StoreError``. The log and ``/readyz`` say so. What is wrong with its URL, its login or its schema is raised.
     """
 
     def __init__(
@@ -106,6 +110,7 @@ class Worker:
         webhooks: bool = True,
         deployment: Deployment | None = None,
         health_address: str | None = None,
+        wait_for_store: bool = False,
     ) -> None:
         rate = check_call_rate(calls_per_second)
         self.deployment_version = resolve_version(deployment)
@@ -143,7 +148,7 @@ class Worker:
         )
         self._temporal = client.temporal
         self._store_url = store_url or client.store_url
-        self._engine = plugin.engine
+        self._engine, self._waits_for_store = plugin.engine, wait_for_store
         self._open = AsyncExitStack()
 
     @property
@@ -182,7 +187,8 @@ class Worker:
         return await report_start(self._temporal, self.task_queue, self._engine, url, version=self.deployment_version)
 
     async def run(self) -> None:
-        """Serve until SIGTERM or SIGINT, or until this is cancelled; then drain."""
+        """Serve until SIGTERM or SIGINT, or until this is cancelled; then drain. Waits for a store that is away."""
+        self._waits_for_store = True
         loop = asyncio.get_running_loop()
         stop = asyncio.Event()
         caught = [name for name in (signal.SIGTERM, signal.SIGINT) if _add_stop_signal(loop, name, stop)]
@@ -201,7 +207,7 @@ class Worker:
                 await stack.enter_async_context(self._endpoint)
             await check_namespace(self._temporal)  # else the first sign of it would be the end of the block
             # Opened here too, so that a store that cannot be opened raises now instead of cancelling the block.
-            await stack.enter_async_context(self._engine.serve(self._temporal, self.task_queue))
+            await self._open_engine(stack)
             loop = asyncio.get_running_loop()
             self._engine.author.fatal_reason.add_done_callback(
                 lambda _: loop.call_soon_threadsafe(self._drain_log.begin)  # the plugin stops the worker then
@@ -214,6 +220,21 @@ class Worker:
             )
             self._open = stack.pop_all()
         return self
+
+    async def _open_engine(self, stack: AsyncExitStack) -> None:
+        """Open the engine, where the worker waits for its store when that answers."""
+        wait = StartWait("store")
+        while True:
+            try:
+                await stack.enter_async_context(self._engine.serve(self._temporal, self.task_queue))
+            except StoreError as error:
+                if not (error.away and self._waits_for_store):
+                    raise
+                self._health.note_waiting(f"store: {error.message}")
+                await wait.wait(error.message)
+            else:
+                wait.end()
+                return
 
     def _create_temporal_worker(self) -> TemporalWorker:
         try:

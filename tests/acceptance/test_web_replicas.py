@@ -6,6 +6,7 @@ Both are real processes, ended by SIGKILL. A follower keeps the number of its la
 from __future__ import annotations
 
 import asyncio
+import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -13,8 +14,10 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.support import faults
 from tests.support.engine import Engine
 from tests.support.replicas import Replicas, replicas_of
+from tests.support.wait import eventually
 from tests.support.web import read_frames
 
 pytestmark = [pytest.mark.server, pytest.mark.slow]
@@ -131,3 +134,39 @@ async def test_approvals_outlive_the_replica_and_the_worker(engine: Engine) -> N
     assert follower.results.items() <= results.items()
     assert (results[ada["call_id"]], "not bob" in results[bob["call_id"]]) == ("paid 5 to ada", True)
     assert set(engine.ledger.counts("pay")) == {"ada"}  # an idempotent tool may be called again
+
+
+async def test_a_decision_is_repeated_soon_after_its_replica_was_killed(engine: Engine) -> None:
+    """The worker stands still, so the request is in progress when its replica is killed, and has the key."""
+    worker = await engine.process("approving")
+    key = {"idempotency-key": "decision-1"}
+    async with replicas_of(engine) as replicas:
+        async with connect(replicas) as http:
+            session = (await http.post("/sessions", json={"agent": "paying", "content": "ada"})).json()["id"]
+            follower = Follower()
+            await follower.follow(http, session, lambda _: len(follower.waiting) == 1)
+            [pending] = follower.waiting.values()
+            decision = {"session": session, "call_id": pending["call_id"], "hash": pending["hash"]}
+            body = {"decisions": [{**decision, "decision": "approve"}]}
+            worker.process.send_signal(signal.SIGSTOP)
+            deciding = asyncio.ensure_future(http.post("/approvals:decide", json=body, headers=key))
+            await eventually(lambda: _count_keys(engine) == 1)
+            await replicas.kill()
+            with pytest.raises(httpx.HTTPError):
+                await deciding
+        worker.process.send_signal(signal.SIGCONT)
+        async with connect(replicas) as http:
+            for _ in range(10):  # each a second, as the answer says
+                answer = await http.post("/approvals:decide", json=body, headers=key)
+                if answer.status_code != 409:
+                    break
+                assert answer.json()["error"] == "IdempotencyKeyInUse"
+                await asyncio.sleep(float(answer.headers["retry-after"]))
+            assert answer.status_code == 200, answer.text
+            assert answer.json()["results"][0]["decided"]["state"] == "approved"
+    await eventually(lambda: engine.ledger.counts("pay") == {"ada": 1})
+
+
+def _count_keys(engine: Engine) -> int:
+    statement = "SELECT count(*) FROM idempotency WHERE key LIKE 'http/%decision-1'"
+    return int(faults.sql(engine.store_path, statement)[0][0])

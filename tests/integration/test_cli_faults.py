@@ -155,7 +155,7 @@ def answer(cli: Commands, monkeypatch: pytest.MonkeyPatch) -> Any:
     return use
 
 
-@ALL
+@pytest.mark.parametrize("path", sorted(TREE.keys() - {("worker",), ("serve",)}), ids=" ".join)
 async def test_a_wrong_address(
     path: tuple[str, ...], cli: Commands, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -12,7 +12,8 @@ from typer.testing import CliRunner
 
 from perdure.cli import app
 from perdure.store import open_store
-from tests.support.postgres import Databases
+from tests.support import faults
+from tests.support.postgres import Databases, execute
 
 
 @pytest.fixture(autouse=True)
@@ -62,3 +63,53 @@ def test_a_database_without_a_store_and_with_one(
     store_id = asyncio.run(make())
     one = found(monkeypatch, url)
     assert (one["status"], one["detail"]) == ("ok", f"{url}, store {store_id}")
+
+
+def _make_store(url: str) -> None:
+    async def make() -> None:
+        store = open_store(url)
+        await store.open()
+        await store.close()
+
+    asyncio.run(make())
+
+
+def _report(monkeypatch: pytest.MonkeyPatch, url: str) -> dict[str, Any]:
+    monkeypatch.setenv("PERDURE_STORE_URL", url)
+    findings = json.loads(CliRunner().invoke(app, ["doctor", "--json"]).output)
+    return {finding["check"]: finding for finding in findings}
+
+
+def test_a_full_disk_of_the_store_that_is_not_that_of_the_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    with faults.small_disk(tmp_path / "disk", kilobytes=1200) as disk:
+        url = f"sqlite:///{disk / 'store.db'}"
+        _make_store(url)
+        faults.fill(disk)
+        found = _report(monkeypatch, url)
+        assert found["store disk"]["status"] == "fail"
+        assert f"0.0 GiB free at {disk}" in found["store disk"]["detail"]
+        assert found["store write"]["status"] == "fail"
+        assert "full" in found["store write"]["detail"]
+        assert found["disk"]["detail"] != found["store disk"]["detail"]
+
+
+def test_a_store_that_can_be_written_is_left_as_it_was(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    _make_store(f"sqlite:///{path}")
+    found = _report(monkeypatch, f"sqlite:///{path}")
+    assert found["store write"]["status"] == "ok"
+    assert faults.sql(path, "SELECT count(*) FROM idempotency") == [(0,)]
+    assert "store disk" not in found
+    missing = _report(monkeypatch, f"sqlite:///{tmp_path / 'none.db'}")
+    assert "store write" not in missing
+    assert not (tmp_path / "none.db").exists()
+
+
+@pytest.mark.postgres
+def test_a_database_that_can_only_be_read(monkeypatch: pytest.MonkeyPatch, postgres_databases: Databases) -> None:
+    url = postgres_databases.make()
+    _make_store(url)
+    name = url.rpartition("/")[2].partition("?")[0]
+    asyncio.run(execute(url, f'ALTER DATABASE "{name}" SET default_transaction_read_only = on'))
+    one = found(monkeypatch, url)
+    assert (one["status"], "can only be read" in one["detail"]) == ("fail", True)
