@@ -228,7 +228,7 @@ class CallerRequest(StrictInput):
     """Says that a start or a message comes from a caller of a service, and what it asks for: what only programs may
     do is refused."""
 
-    override: CallerOverride | None = None
+    override: CallerOverride | None = Field(default=None, exclude_if=is_none)
 
 
 class UserMessage(StrictInput):
