@@ -110,6 +110,17 @@ class Agent(AgentDecorators[ContextT, OutputT]):
     B``, ``Literal``) is ``Any`` there, unless it is named: ``Agent[Context, A | B](…)``.
     """
 
+    approvals: tuple[Rule, ...]
+    """Which calls run without approval, wait for approval, or are denied: the first matching rule decides."""
+    client_tools: bool
+    """Whether the client of a turn may declare tools that it runs itself."""
+    caller_overrides: tuple[str, ...]
+    """What of the agent callers of a service may change: ``settings.temperature``, ``limits``. None by default."""
+    caller_claims: tuple[str, ...]
+    """What callers of a service may say of themselves: ``context``, ``auth_context``, ``auth_ref``, ``user``."""
+    internal: bool
+    """Whether no caller of a service can start it or write to it: only other agents, and programs."""
+
     # By the arguments: no output, and no context or one; an output that is a class; `A | B`; any other output. The last
     # takes no validators: an output that is a class, with a validator of another one, must not fit it.
     @overload
@@ -264,15 +275,10 @@ class Agent(AgentDecorators[ContextT, OutputT]):
 
     def _set_access(self, approvals: Any, client_tools: Any, overrides: Any, claims: Any, internal: Any) -> None:
         self.approvals = validate_rules(self.name, approvals)
-        """Which calls run without approval, wait for approval, or are denied: the first matching rule decides."""
         self.client_tools = validate_client_tools(self.name, client_tools)
-        """Whether the client of a turn may declare tools that it runs itself."""
         self.caller_overrides = validate_caller_overrides(self.name, overrides)
-        """What of the agent callers of a service may change: ``settings.temperature``, ``limits``. None by default."""
         self.caller_claims = validate_caller_claims(self.name, claims)
-        """What callers of a service may say of themselves: ``context``, ``auth_context``, ``auth_ref``, ``user``."""
         self.internal = validate_internal(self.name, internal)
-        """Whether no caller of a service can start it or write to it: only other agents, and programs."""
 
     def freeze(self, use: str) -> None:
         """See base class. Checks at the first use what a decorator may have changed since the definition."""

@@ -22,12 +22,12 @@ class ChangedAgent(Protocol):
     name: str
     caller_overrides: tuple[str, ...]
     toolbox: Toolbox
-    toolsets: Sequence[Any]
+    toolsets: Any
     settings: Mapping[str, Any]
     limits: Limits
     max_iterations: int
 
-    def overridden(self, override: Mapping[str, Any], worker: Toolbox | None) -> ChangedAgent:
+    def overridden(self, override: Any, worker: Toolbox | None = None) -> Any:
         """Return the agent with the changes."""
 
 

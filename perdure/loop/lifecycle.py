@@ -246,15 +246,15 @@ def create_run_state(raw: Any, context_id: str, scope: str, parent_id: str | Non
     if parent is not None and not is_child:  # reopened by a client: only its restrictions hold
         parent = parent.model_copy(update={"background": False})
     state = RunState(
-        **copy_shared(start, RunState, parent=parent, caller=None),
+        **copy_shared(start, RunState, parent=parent),
         context_id=context_id,
         scope=parent.scope if parent is not None and is_child else scope,
         is_child=is_child,
         overrides=start.override.model_dump(mode="json", exclude_none=True) if start.override else None,
         head=start.history,
     )
-    if start.caller is not None and start.caller.override is not None:
-        state.caller_overrides = start.caller.override.model_dump(mode="json", exclude_none=True)
+    if start.caller_request is not None and start.caller_request.override is not None:
+        state.caller_overrides = start.caller_request.override.model_dump(mode="json", exclude_none=True)
     if start.message is not None:
         message = build_start_message(start.message)
         state.resend = start.resume and message.content is None  # reopened by ``Run.resume``
