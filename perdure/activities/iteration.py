@@ -370,8 +370,9 @@ class IterationStage:
                 f"agent {agent.name!r} is internal, and a caller of a service has written to it",
                 hint="Only other agents call it: Agent(…, internal=False) opens it.",
             )
-        overrides = merge_caller_override(agent, task.caller_overrides, task.overrides, self._agents.tools)
-        call.input = task.model_copy(update={"overrides": overrides})
+        if task.caller_overrides is not None:
+            overrides = merge_caller_override(agent, task.caller_overrides, task.overrides, self._agents.tools)
+            call.input = task.model_copy(update={"overrides": overrides})
 
     async def _run_reminder(self, call: ConversationCall) -> None:
         agent = self._agents.get(call.input.agent)

@@ -110,6 +110,17 @@ class Agent(AgentDecorators[ContextT, OutputT]):
     B``, ``Literal``) is ``Any`` there, unless it is named: ``Agent[Context, A | B](…)``.
     """
 
+    approvals: tuple[Rule, ...]
+    """Which calls run without approval, wait for approval, or are denied: the first matching rule decides."""
+    client_tools: bool
+    """Whether the client of a turn may declare tools that it runs itself."""
+    caller_overrides: tuple[str, ...]
+    """What of the agent callers of a service may change: ``settings.temperature``, ``limits``. None by default."""
+    caller_claims: tuple[str, ...]
+    """What callers of a service may say of themselves: ``context``, ``auth_context``, ``auth_ref``, ``user``."""
+    internal: bool
+    """Whether no caller of a service can start it or write to it: only other agents, and programs."""
+
     # By the arguments: no output, and no context or one; an output that is a class; `A | B`; any other output. The last
     # takes no validators: an output that is a class, with a validator of another one, must not fit it.
     @overload
@@ -239,17 +250,8 @@ class Agent(AgentDecorators[ContextT, OutputT]):
         """How the agent's conversations are compacted; None if they are not."""
         check_prices(name, self.chain, self.limits, self.compaction)
         self.max_iterations = resolve_max_iterations(name, max_iterations, self.limits)
-        self.approvals = validate_rules(name, approvals)
-        """Which calls run without approval, wait for approval, or are denied: the first matching rule decides."""
         self.versioning: Versioning = validate_versioning(name, versioning)
-        self.client_tools = validate_client_tools(name, client_tools)
-        """Whether the client of a turn may declare tools that it runs itself."""
-        self.caller_overrides = validate_caller_overrides(name, caller_overrides)
-        """What of the agent callers of a service may change: ``settings.temperature``, ``limits``. None by default."""
-        self.caller_claims = validate_caller_claims(name, caller_claims)
-        """What callers of a service may say of themselves: ``context``, ``auth_context``, ``auth_ref``, ``user``."""
-        self.internal = validate_internal(name, internal)
-        """Whether no caller of a service can start it or write to it: only other agents, and programs."""
+        self._set_access(approvals, client_tools, caller_overrides, caller_claims, internal)
         functions: Any = {"tools": self.toolbox, "hooks": self.hooks, "instructions": self.instruction_parts}
         check_function_types(name, context, output, **functions)
         self._copies: dict[str, Agent[ContextT, OutputT]] = {}
@@ -270,6 +272,13 @@ class Agent(AgentDecorators[ContextT, OutputT]):
         self.output_validators = build_output_validators(self.name, validators)
         for validator in self.output_validators:
             check_validator_types(self.name, self.context, output, validator.fn)
+
+    def _set_access(self, approvals: Any, client_tools: Any, overrides: Any, claims: Any, internal: Any) -> None:
+        self.approvals = validate_rules(self.name, approvals)
+        self.client_tools = validate_client_tools(self.name, client_tools)
+        self.caller_overrides = validate_caller_overrides(self.name, overrides)
+        self.caller_claims = validate_caller_claims(self.name, claims)
+        self.internal = validate_internal(self.name, internal)
 
     def freeze(self, use: str) -> None:
         """See base class. Checks at the first use what a decorator may have changed since the definition."""

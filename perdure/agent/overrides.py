@@ -4,18 +4,32 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from ..errors import DefinitionError, InvalidInputError
 from ..loop.requests import lower_limits, merge_overrides
 from ..tools import DeclaredTool, Toolbox
 from ..types.interface import CALLER_CLAIMS, CallerOverride
+from ..types.limits import Limits
 from .validation import validate_list
 
-if TYPE_CHECKING:
-    from .agent import Agent
-
 logger = logging.getLogger("perdure.worker")
+
+
+class ChangedAgent(Protocol):
+    """What of an :class:`~perdure.agent.agent.Agent` is read here, which imports this module."""
+
+    name: str
+    caller_overrides: tuple[str, ...]
+    toolbox: Toolbox
+    toolsets: Any
+    settings: Mapping[str, Any]
+    limits: Limits
+    max_iterations: int
+
+    def overridden(self, override: Any, worker: Toolbox | None = None) -> Any:
+        """Return the agent with the changes."""
+
 
 _SETTING = "settings."
 _NAMED_ALONE = tuple(name for name in CallerOverride.model_fields if name != "settings")
@@ -67,7 +81,7 @@ def find_refused_field(asked: Mapping[str, Any], allowed: Sequence[str]) -> str 
 
 
 def merge_caller_override(
-    agent: Agent[Any, Any], asked: Mapping[str, Any] | None, override: Mapping[str, Any] | None, worker: Toolbox
+    agent: ChangedAgent, asked: Mapping[str, Any] | None, override: Mapping[str, Any] | None, worker: Toolbox
 ) -> dict[str, Any] | None:
     """Merge what callers ask for into ``override``, what operators and step policies have said, which goes before it.
 
@@ -95,9 +109,7 @@ def merge_caller_override(
     return merged | _lower_agent_limits(present, known.get("limits") or {}, asked)
 
 
-def _lower_agent_limits(
-    present: Agent[Any, Any], override: Mapping[str, Any], asked: Mapping[str, Any]
-) -> dict[str, Any]:
+def _lower_agent_limits(present: ChangedAgent, override: Mapping[str, Any], asked: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of an override by which the limits of ``present`` are the lower ones of those and of ``asked``.
     ``override`` are the limits that its override has."""
     limits = dict(asked.get("limits") or {})
@@ -121,7 +133,7 @@ def _lower_agent_limits(
 # Tools of an override.
 
 
-def select_tools(agent: Agent[Any, Any], names: Sequence[str]) -> Toolbox:
+def select_tools(agent: ChangedAgent, names: Sequence[str]) -> Toolbox:
     """Return the tools of those names in the agent's order, so that the model sees the same list each time; and those
     that the turn's client has declared, which are not the agent's."""
     for name in names:
@@ -133,7 +145,7 @@ def select_tools(agent: Agent[Any, Any], names: Sequence[str]) -> Toolbox:
 
 
 def apply_step_tools(
-    agent: Agent[Any, Any], offered: Toolbox, added: Sequence[str], removed: Sequence[str], worker: Toolbox | None
+    agent: ChangedAgent, offered: Toolbox, added: Sequence[str], removed: Sequence[str], worker: Toolbox | None
 ) -> Toolbox:
     """Return ``offered`` with the changes of steps, added tools last. A tool that no longer exists is left out: code
     may change under a run."""

@@ -32,7 +32,7 @@ from .start import claim_run_id
 MEMO_FORK = "forked_from"
 """Memo of a fork: the run, the iteration after which it branches off, and its author."""
 _INHERITED_START_FIELDS = (
-    *("agent", "mode", "context", "override", "caller", "idle_timeout", "max_history_events"),
+    *("agent", "mode", "context", "override", "caller_request", "idle_timeout", "max_history_events"),
     *LABELS,
 )
 """Fields that a fork takes from the run's start. The auth context is not among them: the caller of the fork gives
@@ -102,14 +102,14 @@ async def start_fork(
         user_message = await build_user_message(client, message, id=uuid.uuid4().hex, by=by)
         start["message"] = user_message.model_dump(mode="json", exclude_none=True)
     elif not point.is_answered:
-        start["message"] = {"content": None, "by": by, **({"caller": {}} if acts_for_caller() else {})}
+        start["message"] = {"content": None, "by": by, **({"caller_request": {}} if acts_for_caller() else {})}
     given = split_override(override)
     changes = {**(given["override"] or {}), **({"model": model} if model is not None else {})}
-    before, asked = ((one or {}).get("override") for one in (start.get("caller"), given["caller"]))
+    before, asked = ((one or {}).get("override") for one in (start.get("caller_request"), given["caller_request"]))
     start |= {
         "override": merge_overrides(start.get("override") or {}, changes) or None,
-        "caller": {**(given["caller"] or {}), "override": merge_caller_overrides(before, asked)}
-        if before or given["caller"] is not None
+        "caller_request": {**(given["caller_request"] or {}), "override": merge_caller_overrides(before, asked)}
+        if before or given["caller_request"] is not None
         else None,
         "history": await _write_fork_head(store, point),
         "store_id": store.store_id,

@@ -94,14 +94,14 @@ async def build_user_message(
 
 
 def split_override(override: AnyOverride | None) -> dict[str, Any]:
-    """Return the fields ``override`` and ``caller`` of a start or a message: a ``CallerOverride`` is a caller's wish,
-    and what a service sends for a caller says so, whatever it has of an override."""
+    """Return the fields ``override`` and ``caller_request`` of a start or a message: a ``CallerOverride`` is a caller's
+    wish, and what a service sends for a caller says so, whatever it has of an override."""
     asked = override if isinstance(override, CallerOverride) else None
     caller = CallerRequest(override=asked) if asked is not None or acts_for_caller() else None
     if isinstance(override, Override):
         override = override.model_dump(mode="json", exclude_unset=True)
     plain = None if caller is None else caller.model_dump(mode="json", exclude_none=True)
-    return {"override": None if override is None or asked is not None else dict(override), "caller": plain}
+    return {"override": None if override is None or asked is not None else dict(override), "caller_request": plain}
 
 
 def escape_content(content: MessageInput) -> MessageInput:

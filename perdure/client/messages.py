@@ -375,7 +375,7 @@ async def decode_start(run: RunHandle, first_event: HistoryEvent) -> dict[str, A
     state = raw.get("state") if isinstance(raw, dict) else None
     if isinstance(state, dict):
         asked = state.get("caller_overrides")
-        raw = {**state, "override": state.get("overrides"), "caller": {"override": asked} if asked else None}
+        raw = {**state, "override": state.get("overrides"), "caller_request": {"override": asked} if asked else None}
     if not isinstance(raw, dict):
         raise InvalidInputError(f"run {run.id!r} was not started as a conversation", hint="Start another one.")
     return raw

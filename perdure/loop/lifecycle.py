@@ -249,17 +249,17 @@ def create_run_state(raw: Any, context_id: str, scope: str, parent_id: str | Non
     if parent is not None and not is_child:  # reopened by a client: only its restrictions hold
         parent = parent.model_copy(update={"background": False})
     state = RunState(
-        **copy_shared(start, RunState, parent=parent, caller=None),
+        **copy_shared(start, RunState, parent=parent),
         context_id=context_id,
         scope=parent.scope if parent is not None and is_child else scope,
         is_child=is_child,
         overrides=start.override.model_dump(mode="json", exclude_none=True) if start.override else None,
         head=start.history,
     )
-    if start.caller is not None and start.caller.override is not None:
-        state.caller_overrides = start.caller.override.model_dump(mode="json", exclude_none=True)
-    gives = (start.override, start.caller and start.caller.override, start.context, start.history)
-    if any(given is not None for given in gives):
+    asked = start.caller_request.override if start.caller_request is not None else None
+    if asked is not None:
+        state.caller_overrides = asked.model_dump(mode="json", exclude_none=True)
+    if any(given is not None for given in (start.override, asked, start.context, start.history)):
         record_requesters(state, [name] if (name := hash_name(start.by)) is not None else [], every_turn=True)
     if start.message is not None:
         message = build_start_message(start.message)

@@ -94,8 +94,12 @@ def _has_limits(state: RunState, turn: TurnState) -> bool:
     limits = state.limits
     if state.parent is not None and state.parent.limits is not None:
         return True
-    overrides = (turn.overrides, state.caller_overrides, turn.caller_overrides)
-    return limits.run is not None or limits.turn is not None or any(one and one.get("limits") for one in overrides)
+    if limits.run is not None or limits.turn is not None:
+        return True
+    for overrides in (turn.overrides, state.caller_overrides, turn.caller_overrides):
+        if overrides is not None and overrides.get("limits"):
+            return True
+    return False
 
 
 def _iter_limit_scopes(state: RunState) -> Iterator[tuple[LimitScope, dict[str, Any], Bounds | None, UsedAmounts]]:

@@ -196,10 +196,10 @@ def _add_to_inbox(state: RunState, message: UserMessage) -> str:
     record_requesters(state, message.asked_by)
     if message.override is not None:
         turn.overrides = message.override.model_dump(mode="json", exclude_none=True)
-    if message.caller is not None:
+    if message.caller_request is not None:
         turn.is_external = True
-        if message.caller.override is not None:
-            asked = message.caller.override.model_dump(mode="json", exclude_none=True)
+        if message.caller_request.override is not None:
+            asked = message.caller_request.override.model_dump(mode="json", exclude_none=True)
             turn.caller_overrides = replace_caller_overrides(turn.caller_overrides, asked)
     if message.client_tools is not None:
         turn.client_tools = message.client_tools or None

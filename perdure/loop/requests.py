@@ -58,7 +58,7 @@ def _check_start_sizes(start: Start) -> None:
             f"the context has {size:,} bytes as JSON; it may have {CONTEXT_BYTES:,}",
             hint="Every step of the run is sent all of it: keep large data elsewhere, and give a tool its key.",
         )
-    problem = find_override_problem(start.override) or find_override_problem(start.caller)
+    problem = find_override_problem(start.override) or find_override_problem(start.caller_request)
     if problem is None and start.message is not None:
         problem = find_message_problem(build_start_message(start.message))
     if problem is not None:
@@ -113,7 +113,7 @@ def find_message_problem(message: UserMessage) -> str | None:
             return f"{name}: it has {size:,} bytes as JSON and may have {MESSAGE_ID_BYTES:,}"
     if (
         problem := find_override_problem(message.override)
-        or find_override_problem(message.caller)
+        or find_override_problem(message.caller_request)
         or find_client_tools_problem(message.client_tools, INLINE_CLIENT_TOOLS_BYTES)
         or find_content_problem(message.content)
     ):

@@ -41,7 +41,7 @@ START_FIELDS: Mapping[str, Reach] = {
     "resume": "service",
     "idle_timeout": "anyone",
     "override": "operator",
-    "caller": "service",
+    "caller_request": "service",
     "store_id": "service",
     "max_history_events": "never",
     "auth_context": "allowed",
@@ -57,7 +57,7 @@ MESSAGE_FIELDS: Mapping[str, Reach] = {
     "id": "anyone",
     "by": "service",
     "on_behalf_of": "never",
-    "caller": "service",
+    "caller_request": "service",
     "task_id": "anyone",
     "override": "operator",
     "client_tools": "anyone",  # for an agent with client_tools=True

@@ -142,13 +142,13 @@ def test_a_turn_without_a_message_has_a_caller() -> None:
 def test_what_a_caller_asks_for_is_apart_from_the_overrides_and_only_lowers_limits() -> None:
     state = opened(
         override={"limits": {"tokens": 500}},
-        caller={"override": {"settings": {"temperature": 1.0}, "limits": {"tokens": 100}}},
-        message={"content": "Hi.", "caller": {"override": {"limits": {"tokens": 50, "turn": {"tokens": 20}}}}},
+        caller_request={"override": {"settings": {"temperature": 1.0}, "limits": {"tokens": 100}}},
+        message={"content": "Hi.", "caller_request": {"override": {"limits": {"tokens": 50, "turn": {"tokens": 20}}}}},
     )
     assert state.overrides == {"limits": {"tokens": 500}}
     allowed = {use.key: use.allowed for use in list_limit_uses(state)}
     assert (allowed["tokens"], allowed["turn.tokens"]) == (50, 20)
-    accept_message(state, {"content": "More!", "caller": {"override": {"limits": {"tokens": 90}}}})
+    accept_message(state, {"content": "More!", "caller_request": {"override": {"limits": {"tokens": 90}}}})
     again = carried_over(state)
     assert {use.key: use.allowed for use in list_limit_uses(again)}["tokens"] == 50
     assert get_caller_overrides(again) == {
@@ -163,4 +163,4 @@ def test_what_a_caller_asks_for_is_apart_from_the_overrides_and_only_lowers_limi
 def test_a_caller_s_override_has_no_such_field(field: str) -> None:
     value = {"x": 1} if field == "provider_options" else "text" if field == "finish" else "error"
     with pytest.raises(InvalidInputError, match=field):
-        opened(message={"content": "Hi.", "caller": {"override": {field: value}}})
+        opened(message={"content": "Hi.", "caller_request": {"override": {field: value}}})

@@ -27,9 +27,10 @@ START = "agent mode context auth_context auth_ref parent max_history_events idle
         (
             RunState,
             CallFacts,
-            "agent context_id scope op store_id context auth_context auth_ref is_child schema_version",
+            "agent context_id scope op store_id context auth_context auth_ref caller tenant user is_child "
+            "schema_version",
         ),
-        (UserMessage, NewMessage, "content id by store_id typed auth_context auth_ref"),
+        (UserMessage, NewMessage, "content id by store_id typed auth_context auth_ref on_behalf_of"),
         (BackgroundRun, BackgroundStatus, "handle agent state collected"),
         (BranchOutcome, BranchCompleted, "agent content blob error_type error"),
         (Call, CallSaid, "id name arguments"),
