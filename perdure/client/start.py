@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import logging
@@ -284,7 +285,8 @@ async def _resolve_history(client: ClientHandle, history: History | None) -> tup
 async def _write_history(
     client: ClientHandle, history: Sequence[Message] | Sequence[Mapping[str, Any]]
 ) -> tuple[str | None, str | None]:
-    messages = _parse_history_messages(history)
+    # In threads: a conversation of 10,000 messages takes a second.
+    messages = await asyncio.to_thread(_parse_history_messages, history)
     if open_calls := list_open_calls(messages):
         raise InvalidInputError(
             f"history: tool call {open_calls[0].id!r} of {open_calls[0].name} has no result, which no provider accepts",
@@ -306,7 +308,7 @@ async def _write_history(
         ) from None
     # The messages that a summary replaces belong to another conversation, possibly in another store.
     messages = [message.model_copy(update={"replaces": None}) if message.replaces else message for message in messages]
-    node, blobs = chain.extend(None, messages)
+    node, blobs = await asyncio.to_thread(chain.extend, None, messages)
     await store.commit(ports.Commit(nodes=[node], blobs=blobs))
     return node.hash, store.store_id
 

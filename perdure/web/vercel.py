@@ -36,6 +36,7 @@ from ..types.events import (
     TurnEvent,
 )
 from ..types.messages import File
+from .limits import call_for_size
 from .operations import Call, Web, validate
 from .problems import WebError
 from .sse import EventStream, encode_frame
@@ -396,7 +397,8 @@ def vercel_routes(web: Web, prefix: str = "/ui", *, sdk: Literal[6, 7] = 7) -> l
 
 
 async def _post(call: Call, sdk: Literal[6, 7]) -> Response:
-    chat = validate(_Chat, await read_body(call), "body")
+    body = await read_body(call)
+    chat = await call_for_size(call.body_bytes, validate, _Chat, body, "body")
     if chat.trigger == "regenerate-message":
         raise WebError(
             "a reply cannot be written again in the same session: what was said stays", status=409,
