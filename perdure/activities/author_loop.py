@@ -164,6 +164,11 @@ _STOP_TIMEOUT = 2.0
 _current_function: contextvars.ContextVar[str | None] = contextvars.ContextVar("perdure_author", default=None)
 
 
+def get_author_function(context: contextvars.Context) -> str | None:
+    """Return the name of the author's function that runs in ``context``; None for none."""
+    return context.get(_current_function)
+
+
 class OverdueError(TimeoutError):
     """An author's function did not return within its timeout."""
 
@@ -233,6 +238,7 @@ class AuthorLoop:
         if is_coroutine_function(fn):
             return await self._run_on_loop(name, fn(*args), begin)
         context = contextvars.copy_context()
+        context.run(_current_function.set, name)
         if begin is not None:  # not from the thread, which would wake this loop for it: the pool calls at once
             begin()
         job = self._pool.submit(lambda: context.run(_call_in_thread, fn, args))
