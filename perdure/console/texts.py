@@ -130,7 +130,7 @@ def _build_link(url: str) -> Markup:
 
 
 _UNTIL, _CELLS = "perdure_until", "perdure_cells"
-"""In the environment of a rendering: the CPU time of its thread at which it ends, and the cells that tables may have."""
+"""In the environment of a rendering: the CPU time of its thread at which it ends, and the cells left for tables."""
 _TABLE_RULER_CHARS = frozenset("|-: \t")
 
 

@@ -26,7 +26,6 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
-from ..activities.author_loop import get_author_function
 from ..errors import LoopBlockedError
 from ..ports import Commit, EventBatch, Journal, Outcome, Store
 from ..ports.store import format_utc_now
@@ -76,6 +75,10 @@ class LoopBlock:
 
 
 current_call: contextvars.ContextVar[WatchedCall | None] = contextvars.ContextVar("perdure_watched_call", default=None)
+
+
+author_function: contextvars.ContextVar[str | None] = contextvars.ContextVar("perdure_author", default=None)
+"""Name of the author's function that runs, for messages."""
 
 
 async def check_blocks(journal: Journal, call: WatchedCall) -> None:
@@ -224,7 +227,7 @@ def _find_call(frame: FrameType | None) -> WatchedCall | None:
 
 def _build_block(seconds: float, call: WatchedCall | None, frame: FrameType | None) -> LoopBlock:
     context = _find_context(frame)
-    author = None if context is None else get_author_function(context)
+    author = None if context is None else context.get(author_function)
     name = author or ("an unknown function" if call is None else call.name)
     stack = "".join(traceback.format_stack(frame)[-_STACK_FRAMES:])[-_STACK_CHARS:] if frame is not None else ""
     return LoopBlock(format_utc_now(), seconds, name, stack)

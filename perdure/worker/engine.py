@@ -373,14 +373,10 @@ class Engine:
             toolsets=self.toolsets,
         )
         self.webhook = WebhookActivity(self.store)
-        self.search_attributes = SearchAttributeCheck()
-        self.interceptor = StageInterceptor(
-            lambda: self._stages, self._is_engine_activity, self.search_attributes, self.store
-        )
+        attributes = self.search_attributes = SearchAttributeCheck()
+        self.interceptor = StageInterceptor(lambda: self._stages, self._is_engine_activity, attributes, self.store)
         self._stages: Stages
-        self._users = 0
-        self._opening = asyncio.Lock()
-        self._stack = AsyncExitStack()
+        self._users, self._opening, self._stack = 0, asyncio.Lock(), AsyncExitStack()
 
     @asynccontextmanager
     async def serve(self, temporal: TemporalClient | None = None, task_queue: str = "") -> AsyncIterator[None]:
