@@ -112,6 +112,11 @@ class BudgetExceededError(LimitError):
     """The run used all its money or tokens."""
 
 
+class LoopBlockedError(RunError):
+    """A call has blocked the event loop of its worker for longer than its heartbeat timeout, twice: each time the
+    worker, with all its runs, was taken for lost. The message names the function."""
+
+
 class ParseError(RunError):
     """The model gave no valid value of the output type."""
 

@@ -88,6 +88,16 @@ URL_CHARS = 2000
 _URL_HINT = "For instance https://hooks.example.com/perdure."
 _TRANSLATED = (ipaddress.ip_network("64:ff9b::/96"), ipaddress.ip_network("2002::/16"))
 """IPv6 networks whose addresses have an IPv4 address in them, which may be a private one."""
+_NOT_PUBLIC = tuple(
+    ipaddress.ip_network(network)
+    for network in (
+        "168.63.129.16/32",  # Azure's wire server, of each virtual machine alone; the registries call it global
+        *("192.0.0.0/24", "192.31.196.0/24", "192.52.193.0/24", "192.88.99.0/24", "192.175.48.0/24"),
+        *("64:ff9b:1::/48", "100::/64", "100:0:0:1::/64", "2001::/23", "2620:4f:8000::/48", "3fff::/20", "5f00::/16"),
+    )
+)
+"""Networks that some version of Python takes for global, and that no endpoint is in: IANA's registries of special
+purposes grow, and a Python keeps those of its release."""
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 Resolve = Callable[[str, int], Awaitable[list[str]]]
 """Returns the addresses of a host and port. Raises ``OSError``."""
@@ -199,6 +209,8 @@ async def find_addresses(endpoint: Endpoint, allow: AllowList, resolve: Resolve 
 def is_public(address: Address) -> bool:
     """Whether the address is one of the internet: not private, loopback, link-local, shared (CGNAT), multicast,
     unspecified or reserved, and no IPv6 address that stands for an IPv4 one."""
+    if any(address.version == network.version and address in network for network in _NOT_PUBLIC):
+        return False
     if isinstance(address, ipaddress.IPv6Address):
         if address.ipv4_mapped is not None or any(address in network for network in _TRANSLATED):
             return False

@@ -22,6 +22,8 @@ from queue import SimpleQueue
 from time import monotonic
 from typing import Any
 
+from ..stages.loop_watch import author_function
+
 # ---
 # Threads for authors' sync functions. They are daemons: one that hangs does not keep the program from ending.
 #
@@ -161,8 +163,6 @@ CANCEL_TIMEOUT = 10.0
 """Seconds to wait for a cancelled async function to end."""
 _STOP_TIMEOUT = 2.0
 
-_current_function: contextvars.ContextVar[str | None] = contextvars.ContextVar("perdure_author", default=None)
-
 
 class OverdueError(TimeoutError):
     """An author's function did not return within its timeout."""
@@ -233,6 +233,7 @@ class AuthorLoop:
         if is_coroutine_function(fn):
             return await self._run_on_loop(name, fn(*args), begin)
         context = contextvars.copy_context()
+        context.run(author_function.set, name)
         if begin is not None:  # not from the thread, which would wake this loop for it: the pool calls at once
             begin()
         job = self._pool.submit(lambda: context.run(_call_in_thread, fn, args))
@@ -284,7 +285,7 @@ class AuthorLoop:
             if begin is not None:
                 with suppress(RuntimeError):  # the worker's loop is closed
                     caller.call_soon_threadsafe(begin)
-            _current_function.set(name)  # in the context of this callback, which the task and its own tasks inherit
+            author_function.set(name)  # in the context of this callback, which the task and its own tasks inherit
             task = loop.create_task(_run_contained(coroutine))
             task.add_done_callback(lambda done: _copy_task_result(ended, done, coroutine))
             tasks.append(task)
@@ -315,7 +316,7 @@ def is_coroutine_function(fn: Callable[..., Any]) -> bool:
 
 def _create_named_task(loop: asyncio.AbstractEventLoop, coroutine: Any, **options: Any) -> asyncio.Task[Any]:
     """Create a task named after the author's function that it works for, also if the function itself began it."""
-    options["name"] = options.get("name") or _current_function.get()
+    options["name"] = options.get("name") or author_function.get()
     return _NamedTask(coroutine, loop=loop, **options)
 
 

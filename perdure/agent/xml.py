@@ -228,7 +228,7 @@ _XML_TAG_PATTERN = re.compile(
     r"""<(?P<close>/?)(?P<name>[A-Za-z_][A-Za-z0-9_.-]*)"""
     r"""(?P<attributes>(?:\s+[A-Za-z_-]+\s*=\s*(?:"[^"]*"|'[^']*'))*)\s*(?P<empty>/?)>"""
 )
-_XML_ATTRIBUTE_PATTERN = re.compile(r"""([A-Za-z_-]+)\s*=\s*(?:"([^"]*)"|'([^']*)')""")
+_XML_ATTRIBUTE_PATTERN = re.compile(r"""(?<![A-Za-z_-])([A-Za-z_-]++)\s*+=\s*+(?:"([^"]*)"|'([^']*)')""")
 _CHARACTER_REFERENCE_PATTERN = re.compile(r"&(?:(lt|gt|amp|quot|apos)|#(\d{1,7})|#x([0-9a-fA-F]{1,6}));")
 _NAMED_CHARACTERS = {"lt": "<", "gt": ">", "amp": "&", "quot": '"', "apos": "'"}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import logging
@@ -290,7 +291,8 @@ async def _resolve_history(
 async def _write_history(
     client: ClientHandle, history: Sequence[Message] | Sequence[Mapping[str, Any]], by: str | None
 ) -> tuple[str | None, str | None]:
-    messages = mark_imported_messages(_parse_history_messages(history), by)
+    # In threads: a conversation of 10,000 messages takes a second.
+    messages = await asyncio.to_thread(lambda: mark_imported_messages(_parse_history_messages(history), by))
     if open_calls := list_open_calls(messages):
         raise InvalidInputError(
             f"history: tool call {open_calls[0].id!r} of {open_calls[0].name} has no result, which no provider accepts",
@@ -314,7 +316,7 @@ async def _write_history(
         ) from None
     # The messages that a summary replaces belong to another conversation, possibly in another store.
     messages = [message.model_copy(update={"replaces": None}) if message.replaces else message for message in messages]
-    node, blobs = chain.extend(None, messages)
+    node, blobs = await asyncio.to_thread(chain.extend, None, messages)
     await store.commit(ports.Commit(nodes=[node], blobs=blobs))
     return node.hash, store.store_id
 

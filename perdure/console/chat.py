@@ -41,6 +41,7 @@ from .inbox import show_outcome as show_inbox_outcome
 from .pages import Page, PageRoute, build_context, build_templates
 from .run import PATIENT_SECONDS, follow_page, read_nonce, read_status, read_view
 from .runs import find_state
+from .texts import render_in_thread
 from .transcript import Block, CallBlock, NoteBlock, read_first_message
 
 _SESSIONS = 8
@@ -469,12 +470,13 @@ async def render_chat_blocks(page: Page, blocks: Sequence[Block]) -> Sequence[Ma
     template = build_templates().get_template("chat_block.html")
     run_id, agent = page.call.params["id"], page.call.params["agent"]
     values = {"run_id": run_id, "chat_path": f"{page.base}{_get_path(agent, run_id)}"}
-    return [
-        Markup()
-        if isinstance(block, NoteBlock) and block.title in _QUIET_NOTES
-        else Markup(template.render(context, block=block, wait=waits.get(block.key), **values))  # noqa: S704  # escaped
-        for block in blocks
-    ]
+
+    def render(block: Block) -> Markup:
+        if isinstance(block, NoteBlock) and block.title in _QUIET_NOTES:
+            return Markup()
+        return Markup(template.render(context, block=block, wait=waits.get(block.key), **values))  # noqa: S704  # escaped
+
+    return await render_in_thread(lambda: [render(block) for block in blocks])
 
 
 async def follow_chat(page: Page) -> Response:

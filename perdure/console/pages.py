@@ -174,9 +174,9 @@ class Page:
             return True
 
     def render(self, template: str, *, status: int = 200, **values: Any) -> Response:
-        """Build the page of a template."""
-        body = build_templates().get_template(template).render(build_context(self.request, self.visitor), **values)
-        return html_response(body, status)
+        """Return the page of a template, which :meth:`PageRoute.build_route` fills in."""
+        context = build_context(self.request, self.visitor)
+        return TemplateResponse(lambda: build_templates().get_template(template).render(context, **values), status)
 
     def redirect(self, path: str, **query: str) -> Response:
         """Send the browser to another page of the console."""
@@ -208,6 +208,19 @@ def build_context(request: Request, visitor: Visitor) -> dict[str, Any]:
 def html_response(body: str, status: int = 200) -> Response:
     """Build a response with the console's headers."""
     return Response(body.encode(errors="replace"), status, HEADERS, "text/html; charset=utf-8")
+
+
+class TemplateResponse(Response):
+    """A page whose template is filled in after its handler has returned: in a thread, with a budget for its texts."""
+
+    def __init__(self, render: Callable[[], str], status: int) -> None:
+        super().__init__(None, status, HEADERS, "text/html; charset=utf-8")
+        self._render_template = render
+
+    async def complete(self) -> None:
+        """Fill in the template."""
+        self.body = (await texts.render_in_thread(self._render_template)).encode(errors="replace")
+        self.headers["content-length"] = str(len(self.body))
 
 
 Handler = Callable[[Page], Awaitable[Response]]
@@ -266,7 +279,10 @@ class PageRoute:
             if self.method == "POST":
                 page.form = await read_form(request, visitor, takes_files=self.takes_files)
             try:
-                return await self._handle(web, page)
+                response = await self._handle(web, page)
+                if isinstance(response, TemplateResponse):
+                    await response.complete()
+                return response
             finally:
                 await page.form.close()
 

@@ -37,7 +37,7 @@ from ..web.sse import RECONNECT_MS, EventStream, encode_event, encode_frame, par
 from .compare import find_origin
 from .inbox import STATUS_SECONDS, count_pending
 from .pages import HEADERS, Page, PageRoute, build_context, build_templates
-from .texts import show_controls
+from .texts import render_in_thread, show_controls
 from .transcript import (
     Block,
     CallBlock,
@@ -275,7 +275,8 @@ async def render_blocks(page: Page, blocks: Sequence[Block]) -> Sequence[str]:
     """Render blocks as the page of a run shows them."""
     context = build_context(page.request, page.visitor)
     template = build_templates().get_template("live.html")
-    return [template.render(context, block=block, run_id=page.call.params["id"]) for block in blocks]
+    run_id = page.call.params["id"]
+    return await render_in_thread(lambda: [template.render(context, block=block, run_id=run_id) for block in blocks])
 
 
 async def follow_page(page: Page, render: Renderer = render_blocks) -> Response:

@@ -1,24 +1,31 @@
 """Text on pages: what models, tools and users wrote is hostile, and shown so that nothing in it acts or hides.
 
 Escaping is the templates' own; here are characters that would hide or reorder others, Markdown without HTML and without
-remote images, and the forms of times, amounts and JSON.
+remote images, and the forms of times, amounts and JSON. What a page may spend on texts is bounded (``PageBudget``).
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
+import time
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import ContextVar
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from difflib import SequenceMatcher
-from functools import lru_cache
+from functools import cache, lru_cache
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from markdown_it import MarkdownIt
 from markdown_it.renderer import RendererProtocol
+from markdown_it.rules_block import StateBlock, table
+from markdown_it.rules_inline import StateInline
 from markdown_it.token import Token
 from markupsafe import Markup, escape
 
@@ -26,6 +33,16 @@ MARKDOWN_CHARS = 24_000
 """Most characters that are rendered as Markdown; longer text is shown as it is."""
 SHOWN_CHARS = 40_000
 """Most characters of one text on a page; the rest is a download."""
+MARKDOWN_SECONDS = 0.2
+"""Most CPU time for one text as Markdown; one that takes longer is shown as it is."""
+MARKDOWN_GROWTH = 10
+"""How much longer than its text the HTML may be: an empty cell of a table costs its author one character."""
+TABLE_CELLS = 2_000
+"""Most cells in the tables of a text; one table more is shown as it is."""
+PAGE_MARKDOWN_SECONDS, PAGE_MARKDOWN_CHARS, PAGE_MARKDOWN_TEXTS = 0.5, 200_000, 200
+"""What a page may spend on Markdown: CPU time, characters and texts. Further texts are shown as they are."""
+PAGE_CHARS = 2_000_000
+"""Most characters of texts on a page, as HTML; of further texts it says how long they are."""
 _MARK_TOKENS, _MARK_CHARS = 400, 16_000
 """Most words and characters of a text that is compared word by word."""
 _ALIKE = 0.35
@@ -112,8 +129,56 @@ def _build_link(url: str) -> Markup:
     return Markup('<a href="{}" rel="noreferrer noopener nofollow" target="_blank">').format(url)
 
 
+_UNTIL, _CELLS = "perdure_until", "perdure_cells"
+"""In the environment of a rendering: the CPU time of its thread at which it ends, and the cells left for tables."""
+_TABLE_RULER_CHARS = frozenset("|-: \t")
+
+
+class _TooCostlyError(Exception):
+    """A text takes too long as Markdown."""
+
+
+def _check_time(env: MutableMapping[str, Any]) -> bool:
+    if time.thread_time() > env[_UNTIL]:
+        raise _TooCostlyError
+    return False  # as a rule of the parser: it does not apply
+
+
+def _check_block(state: StateBlock, *_: Any) -> bool:
+    return _check_time(state.env)
+
+
+def _check_inline(state: StateInline, _: bool) -> bool:
+    return _check_time(state.env)
+
+
+def _parse_table(state: StateBlock, start: int, end: int, silent: bool) -> bool:
+    """Parse a table unless it has too many cells: the parser adds those that are missing in a row, and each is HTML of
+    ten times its length."""
+    if state.env[_CELLS] <= 0 or start + 1 >= end:
+        return False
+    ruler = state.src[state.bMarks[start + 1] : state.eMarks[start + 1]]
+    if not _TABLE_RULER_CHARS.issuperset(ruler.lstrip(" \t>")):
+        return False
+    columns, row = ruler.count("|") + 1, start + 2
+    until = min(end, row + state.env[_CELLS] // columns)
+    while row < until and not state.isEmpty(row):
+        row += 1
+    if row == until and row < end:
+        state.env[_CELLS] = 0  # and no further table of the text: each line would be looked at again
+        return False
+    if not table(state, start, end, silent):
+        return False
+    state.env[_CELLS] -= 0 if silent else columns * (row - start)
+    return True
+
+
 def _build_renderer() -> MarkdownIt:
     markdown = MarkdownIt("commonmark", {"html": False, "breaks": True}).enable(["table", "strikethrough"])
+    markdown.block.ruler.at("table", _parse_table, {"alt": ["paragraph", "reference"]})
+    ends_others = {"alt": ["paragraph", "reference", "blockquote", "list"]}
+    markdown.block.ruler.before("table", "budget", _check_block, ends_others)
+    markdown.inline.ruler.before("text", "budget", _check_inline)
     markdown.validateLink = _is_safe_link  # type: ignore[method-assign]  # the hook of the library
     markdown.add_render_rule("image", _render_image)
     markdown.add_render_rule("link_open", _render_link_open)
@@ -124,24 +189,91 @@ def _build_renderer() -> MarkdownIt:
 _MARKDOWN = _build_renderer()
 
 
-@lru_cache(maxsize=512)
+@lru_cache(maxsize=128)
+def _build_markdown(text: str) -> Markup | None:
+    """Return the HTML of ``text``; None if it would cost too much."""
+    try:
+        html = _MARKDOWN.render(text, {_UNTIL: time.thread_time() + MARKDOWN_SECONDS, _CELLS: TABLE_CELLS})
+    except (_TooCostlyError, RecursionError, ValueError):
+        return None
+    if len(html) > MARKDOWN_GROWTH * len(text) + 1_000:
+        return None
+    return Markup('<div class="md">') + Markup(html) + Markup("</div>")  # noqa: S704  # its own
+
+
 def render_markdown(text: str) -> Markup:
     """Return the HTML of ``text``: without HTML of its own, images as links, links that tell their target nothing."""
+    budget = _current_budget.get() or PageBudget()
+    if len(text) > MARKDOWN_CHARS or not budget.may_render(len(text)):
+        return render_plain(text)
     shown = show_controls(text)
-    if len(shown) > MARKDOWN_CHARS:
+    begin = time.thread_time()
+    html = _build_markdown(shown)
+    budget.seconds -= time.thread_time() - begin
+    if html is None or len(html) > budget.html_chars:
         return render_plain(text)
-    try:
-        return Markup('<div class="md">') + Markup(_MARKDOWN.render(shown)) + Markup("</div>")  # noqa: S704  # its own
-    except (RecursionError, ValueError):
-        return render_plain(text)
+    budget.html_chars -= len(html)
+    return html
 
 
 def render_plain(text: str) -> Markup:
     """Return ``text`` as it is written, cut if it is very long."""
-    shown = show_controls(text[:SHOWN_CHARS])
-    rest = len(text) - SHOWN_CHARS
-    more = Markup('<p class="muted">{:,} more characters are not shown.</p>').format(rest) if rest > 0 else Markup()
-    return Markup('<pre class="plain" tabindex="0">{}</pre>').format(shown) + more
+    budget = _current_budget.get() or PageBudget()
+    length = min(SHOWN_CHARS, budget.html_chars)
+    html = (
+        Markup('<pre class="plain" tabindex="0">{}</pre>').format(show_controls(text[:length])) if length else Markup()
+    )
+    budget.html_chars = max(budget.html_chars - len(html), 0)
+    rest = len(text) - length
+    return html + (Markup('<p class="muted">{:,} more characters are not shown.</p>').format(rest) if rest > 0 else "")
+
+
+# ---
+# What texts may cost. Whoever writes to a run chooses them, and others open the page.
+
+
+@dataclass
+class PageBudget:
+    """What is left for the texts of a page; a text on its own has a budget for itself."""
+
+    seconds: float = PAGE_MARKDOWN_SECONDS
+    markdown_chars: int = PAGE_MARKDOWN_CHARS
+    markdown_texts: int = PAGE_MARKDOWN_TEXTS
+    html_chars: int = PAGE_CHARS
+
+    def may_render(self, chars: int) -> bool:
+        """Whether a text of so many characters may be rendered as Markdown; if so, it is counted."""
+        if self.seconds <= 0 or self.markdown_texts < 1 or self.markdown_chars < chars:
+            return False
+        self.markdown_texts -= 1
+        self.markdown_chars -= chars
+        return True
+
+
+_current_budget: ContextVar[PageBudget | None] = ContextVar("perdure_page_budget", default=None)
+T = TypeVar("T")
+
+
+@cache
+def _get_threads() -> ThreadPoolExecutor:
+    """Threads of their own: a page that takes long holds up other pages only."""
+    return ThreadPoolExecutor(2, "perdure-page")
+
+
+async def render_in_thread(render: Callable[[], T]) -> T:
+    """Call ``render``, which fills in templates, in a thread, with a budget for its texts.
+
+    A thread cannot be ended: what it does is bounded beforehand, and within each text.
+    """
+
+    def call() -> T:
+        token = _current_budget.set(PageBudget())
+        try:
+            return render()
+        finally:
+            _current_budget.reset(token)
+
+    return await asyncio.get_running_loop().run_in_executor(_get_threads(), call)
 
 
 # ---

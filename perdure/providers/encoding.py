@@ -124,7 +124,7 @@ def get_own_opaque(part: TextPart | ThinkingPart | ToolCallPart | OpaquePart, or
 
 
 _NOT_IN_TOOL_NAME = re.compile(r"[^a-zA-Z0-9_-]")
-_MOVED_FILES_TITLE = re.compile(r"\[files? from the result of .*, call (?P<call>.*)\]", re.DOTALL)
+_MOVED_FILES_TITLE = re.compile(r"\[files? from the result of .*, call (?P<call>(?:(?!, call ).)*)\]", re.DOTALL)
 _TEXT_MEDIA_TYPE = re.compile(
     r"text/.*|application/(json|jsonl|x-ndjson|xml|yaml|x-yaml|toml|javascript|x-sh|sql|.*\+(json|xml))\Z"
 )

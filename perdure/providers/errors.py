@@ -40,7 +40,7 @@ from .reply import read_array, read_object
 # How long an API asks us to wait, in any of its headers.
 
 
-_DURATION = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>ms|s|m|h|d)")
+_DURATION = re.compile(r"(?<!\d)(?P<number>\d++(?:\.\d+)?)\s*(?P<unit>ms|s|m|h|d)")
 _WHOLE_DURATION = re.compile(rf"(?:{_DURATION.pattern.replace('?P<number>', '').replace('?P<unit>', '')})+")
 _UNIT_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _WAIT_IN_MESSAGE = re.compile(r"(?:try again|retry) in (?P<wait>\d[\d.]*\s*(?:ms|s|m|h)[\d.mhs]*)")
@@ -149,7 +149,7 @@ _REPLY_BLOCKED_TEXT = re.compile(r"output blocked", re.IGNORECASE)
 _CONVERSATION_FIELDS = ("messages", "input", "contents")
 """The field of a request that has the conversation; all others are the agent's."""
 _CONVERSATION_PATH = re.compile(r"\b(?:messages|input|contents)(?:\.\d|\.?\[\d)[\w.\[\]]*")
-_LEADING_FIELD = re.compile(r"([a-z_]+)[\w.\[\]]*: ")
+_LEADING_FIELD = re.compile(r"([a-z_]++)[\w.\[\]]*+: ")
 _MAX_API_TEXT = 600
 """Characters that an error quotes of an API's message."""
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
@@ -21,7 +22,7 @@ from temporalio.service import RPCError
 from temporalio.worker import ActivityInboundInterceptor, ExecuteActivityInput, Interceptor
 
 from ..errors import PerdureError
-from ..ports import timestamp
+from ..ports import Journal, timestamp
 from ..types.interface import PENDING_ATTRIBUTE
 from ..types.schema_version import check_schema_version
 from ..types.wire import (
@@ -37,6 +38,7 @@ from ..types.wire import (
     ToolOutput,
 )
 from .heartbeat import Heartbeat, measure_agent_missing
+from .loop_watch import WatchedCall, check_blocks, watched
 from .retries import RetryDecision, decide_retry
 from .stage import CollectCall, ModelCall, ModelReply, NextModel, NextTool, Stages, ToolCall
 
@@ -78,14 +80,18 @@ class StageInterceptor(Interceptor):
         stages: Callable[[], Stages],
         ours: Callable[[Callable[..., Any]], bool],
         indexed: FindSearchAttributes | None = None,
+        journal: Journal | None = None,
     ) -> None:
         self._build_stages = stages
         self._is_own_activity = ours
         self._find_attributes = indexed
+        self._journal = journal
 
     def intercept_activity(self, next: ActivityInboundInterceptor) -> ActivityInboundInterceptor:
         """See base class."""
-        return _StageInboundInterceptor(next, self._build_stages(), self._is_own_activity, self._find_attributes)
+        return _StageInboundInterceptor(
+            next, self._build_stages(), self._is_own_activity, self._find_attributes, self._journal
+        )
 
 
 class _StageInboundInterceptor(ActivityInboundInterceptor):
@@ -101,11 +107,13 @@ class _StageInboundInterceptor(ActivityInboundInterceptor):
         stages: Stages,
         ours: Callable[[Callable[..., Any]], bool],
         indexed: FindSearchAttributes | None,
+        journal: Journal | None,
     ) -> None:
         super().__init__(next)
         self._stages = stages
         self._is_own_activity = ours
         self._find_attributes = indexed
+        self._journal = journal
 
     async def execute_activity(self, input: ExecuteActivityInput) -> Any:
         if not self._is_own_activity(input.fn):
@@ -115,7 +123,11 @@ class _StageInboundInterceptor(ActivityInboundInterceptor):
             async with Heartbeat():
                 try:
                     call = _parse_activity_input(input)
-                    output = await self._run_stages(call, input)
+                    watched_call = _build_watched_call(call)
+                    if self._journal is not None:
+                        await check_blocks(self._journal, watched_call)
+                    with watched(watched_call):
+                        output = await self._run_stages(call, input)
                 except ApplicationError:
                     raise
                 except Exception as error:
@@ -192,6 +204,16 @@ def _parse_activity_input(input: ExecuteActivityInput) -> ActivityCall:
     plain = activity.payload_converter().from_payload(first.payload) if isinstance(first, RawValue) else first
     check_schema_version(plain, "the input of the tool call")
     return ToolCall(ToolInput.model_validate(plain), **attempt)
+
+
+def _build_watched_call(call: ActivityCall) -> WatchedCall:
+    info, facts = activity.info(), call.input
+    what = f"tool {call.input.name}" if isinstance(call, ToolCall) else "the model call"
+    return WatchedCall(
+        facts.context_id, facts.lineage, f"{what} of agent {facts.agent}",
+        info.workflow_run_id or "", info.activity_id, info.attempt,
+        info.heartbeat_timeout.total_seconds() if info.heartbeat_timeout else math.inf,
+    )  # fmt: skip
 
 
 def _build_application_error(verdict: RetryDecision, *, nothing_recorded: bool) -> ApplicationError:

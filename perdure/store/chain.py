@@ -201,7 +201,8 @@ class Chain:
         stored_messages: list[list[Message]] = []
         yielder = _LoopYielder()
         for node in nodes:
-            stored_messages.append(decode_node(node))
+            is_large = len(node.body) > _SLICE_BYTES
+            stored_messages.append(await asyncio.to_thread(decode_node, node) if is_large else decode_node(node))
             await yielder.yield_after(len(node.body))
         refs = {ref.hash for messages in stored_messages for ref in _iter_text_refs(messages)}
         blobs = await self._transcripts.read_blobs(list(refs)) if refs else {}

@@ -25,7 +25,7 @@ from .messages import Data
 
 _UNIT_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 _DURATION_TEXT = re.compile(r"(?:\d+(?:\.\d+)?[smhdw])+")
-_DURATION_PIECE = re.compile(r"(\d+(?:\.\d+)?)([smhdw])")
+_DURATION_PIECE = re.compile(r"(?<!\d)(\d++(?:\.\d+)?)([smhdw])")
 LONGEST_SECONDS = 100 * 365 * 86400
 """Every duration is below a century, which Temporal accepts."""
 

@@ -12,6 +12,7 @@ import mimetypes
 import operator
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from os import PathLike
 from pathlib import Path, PurePosixPath
@@ -19,6 +20,7 @@ from typing import Annotated, Any, ClassVar, Literal, Protocol, Self, runtime_ch
 from urllib.parse import unquote, urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, TypeAdapter
+from pydantic_core import from_json, to_json
 
 from ..errors import InvalidInputError
 
@@ -296,6 +298,7 @@ class Message(Data):
         return copy
 
 
+_SLICE_BYTES, _SLICE_MESSAGES = 128 * 1024, 500
 _messages_adapter: TypeAdapter[list[Message]] = TypeAdapter(list[Message], config=ConfigDict(defer_build=True))
 
 
@@ -324,7 +327,20 @@ def iter_file_parts(messages: Iterable[Message]) -> Iterator[FilePart]:
 
 
 def parse_messages(body: bytes) -> list[Message]:
-    """Parse messages from their canonical bytes."""
+    """Parse messages from their canonical bytes.
+
+    Many of them in slices: each is one call of a library that no other thread runs beside.
+    """
+    if len(body) > _SLICE_BYTES:
+        with suppress(ValueError):  # not JSON: the error is that of the whole
+            plain = from_json(body)
+            if isinstance(plain, list) and len(plain) > _SLICE_MESSAGES:
+                slices = (plain[at : at + _SLICE_MESSAGES] for at in range(0, len(plain), _SLICE_MESSAGES))
+                return [
+                    message
+                    for each in slices
+                    for message in _messages_adapter.validate_json(to_json(each, inf_nan_mode="constants"))
+                ]
     return _messages_adapter.validate_json(body)
 
 

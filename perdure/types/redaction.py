@@ -22,6 +22,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from html import escape
+from itertools import islice
 from typing import Any, TypeVar
 from urllib.parse import parse_qsl, quote, quote_plus, unquote
 
@@ -36,6 +37,13 @@ MIN_SUBSTRING_CHARS = 8
 """Shortest value that is removed wherever it occurs."""
 MIN_WORD_CHARS = 4
 """Shortest value that is removed as a whole word."""
+MAX_ESCAPED_CHARS = 64
+"""Characters of a value that encoders change, up to which it is found in every encoding; a value with more of them is
+found as it stands, and as the whole of it is encoded in one of the usual ways. A pattern's size grows with them."""
+MAX_OPTION_SECRETS = 16
+"""Values of a request's options that are removed from an error: whoever calls chooses them, and each costs time."""
+MAX_OPTION_SECRET_CHARS = 2048
+"""Characters of such a value; of a longer one its beginning is removed. An error quotes far less."""
 
 _TRIVIAL_VALUE = re.compile(
     r"true|false|none|null|yes|no|on|off|auto|default|enabled|disabled|utf-?8|gzip|identity|close|keep-alive|no-cache"
@@ -55,8 +63,9 @@ _NAME_VALUE_PAIR = re.compile(r"(?P<name>[\w.-]+)\s*[=:]\s*(?!//)(?P<value>.+)",
 _ESCAPE_LETTERS = {"\n": "n", "\t": "t", "\r": "r", "\b": "b", "\f": "f"}
 """Characters that JSON and Python escape with a letter."""
 _CUT_END = re.compile(r"\s*['\")\]]{0,4}(…|\.\.\.|\Z)")
-_USERINFO = re.compile(r"[a-z][a-z0-9+.-]*://([^/?#\s]*)@", re.IGNORECASE)
-_QUERY = re.compile(r"[a-z][a-z0-9+.-]*://[^?#\s]*\?([^#\s]*)", re.IGNORECASE)
+_USERINFO = re.compile(r"(?<=[a-z0-9+.-])://([^/?#\s]*)@", re.IGNORECASE)
+_QUERY = re.compile(r"(?<=[a-z0-9+.-])://[^?#\s]*+(?:\?([^#\s]*+))?", re.IGNORECASE)
+"""Begin at the end of the scheme, and match where there is no query: each character is looked at once."""
 
 
 class Redaction:
@@ -91,11 +100,17 @@ def find_address_secrets(address: str) -> Iterator[str]:
         yield match[1]
         yield from (part for raw in match[1].split(":", 1) for part in (raw, unquote(raw)))
     for match in _QUERY.finditer(address):
-        yield from (value for _, value in parse_qsl(match[1]))
+        yield from (value for _, value in parse_qsl(match[1] or ""))
 
 
 def find_option_secrets(options: object) -> Iterator[str]:
-    """Find the texts in ``options`` (plain data, nested) whose name is that of a credential, including headers."""
+    """Find the texts in ``options`` (plain data, nested) whose name is that of a credential, including headers: the
+    first ``MAX_OPTION_SECRETS``, each up to ``MAX_OPTION_SECRET_CHARS``."""
+    texts = (text[:MAX_OPTION_SECRET_CHARS] for text in _find_credential_texts(options))
+    yield from islice(dict.fromkeys(islice(texts, 8 * MAX_OPTION_SECRETS)), MAX_OPTION_SECRETS)
+
+
+def _find_credential_texts(options: object) -> Iterator[str]:
     if isinstance(options, str):
         yield from find_address_secrets(options)
     elif isinstance(options, Mapping):
@@ -103,10 +118,10 @@ def find_option_secrets(options: object) -> Iterator[str]:
             if _CREDENTIAL_NAME.search(str(name)):
                 values = value.values() if isinstance(value, Mapping) else (value,)
                 yield from (text for text in values if isinstance(text, str))
-            yield from find_option_secrets(value)
+            yield from _find_credential_texts(value)
     elif isinstance(options, list | tuple):
         for value in options:
-            yield from find_option_secrets(value)
+            yield from _find_credential_texts(value)
 
 
 def find_argument_secrets(arguments: Sequence[str]) -> Iterator[str]:
@@ -174,18 +189,27 @@ def _split_secret(secret: Any) -> Iterator[str]:
 @lru_cache(maxsize=64)
 def _compile_secrets(values: tuple[str, ...]) -> tuple[re.Pattern[str] | None, tuple[str, ...]]:
     """Build a pattern of all forms of ``values``, and list the forms of which a beginning may remain after a cut."""
-    patterns = [_build_secret_pattern(value) for value in values if len(value) >= MIN_SUBSTRING_CHARS]
-    cores = [core for value in values if len(value) >= MIN_SUBSTRING_CHARS for core in _list_base64_cores(value)]
-    patterns += [f"{_build_secret_pattern(core)}(?:=|%3D){{0,2}}" for core in cores]
+    substrings = [value for value in values if len(value) >= MIN_SUBSTRING_CHARS]
+    patterns = [pattern for value in substrings for pattern in _list_substring_patterns(value)]
+    cores = [core for value in substrings for core in _list_base64_cores(value)]
+    patterns += [f"{pattern}(?:=|%3D){{0,2}}" for core in cores for pattern in _list_substring_patterns(core)]
     patterns += [
         rf"(?<!\w){_build_secret_pattern(value)}(?!\w)" for value in values if len(value) < MIN_SUBSTRING_CHARS
     ]
-    forms = dict.fromkeys(
-        form
-        for value in values
-        for form in (value, json.dumps(value)[1:-1], quote(value, safe="", errors="replace"), escape(value))
-    ) | dict.fromkeys(cores)
+    forms = dict.fromkeys(form for value in values for form in _list_whole_encodings(value)) | dict.fromkeys(cores)
     return re.compile("|".join(patterns)) if patterns else None, tuple(forms)
+
+
+def _list_substring_patterns(value: str) -> Iterator[str]:
+    """List the regular expressions that find ``value`` in any encoding, or only in the usual ones."""
+    if sum(not (char.isascii() and char.isalnum()) for char in value) <= MAX_ESCAPED_CHARS:
+        yield _build_secret_pattern(value)
+    else:
+        yield from (re.escape(form) for form in dict.fromkeys(_list_whole_encodings(value)))
+
+
+def _list_whole_encodings(value: str) -> tuple[str, ...]:
+    return value, json.dumps(value)[1:-1], quote(value, safe="", errors="replace"), escape(value)
 
 
 def _build_secret_pattern(value: str) -> str:
@@ -222,7 +246,8 @@ def _list_encodings(char: str, least: int = 1) -> Iterator[str]:
     yield f"(?i:{first}" + r"\\{1,4}".join(f"x{byte:02x}" for byte in body) + ")"
     yield f"(?i:{first}" + r"\\{1,4}".join(f"u{units[at : at + 4]}" for at in range(0, len(units), 4)) + ")"
     yield f"(?i:&#(?:0{{0,4}}{code}|x0{{0,4}}{code:x});)"
-    yield rf"(?i:{first}(?:U{code:08x}|x{code:02x}))"
+    # One way to match each text: with two of them, a run of such characters would be tried in every combination.
+    yield rf"(?i:{first}U{code:08x})" if code < 0x80 else rf"(?i:{first}(?:U{code:08x}|x{code:02x}))"
     if (named := escape(char)) != char:
         yield named
     if char in _ESCAPE_LETTERS:
@@ -244,9 +269,7 @@ def _redact_prefixes(text: str, form: str) -> str:
     """Remove beginnings of ``form`` from ``text``: see the module."""
     start = 0
     while (start := text.find(form[:MIN_WORD_CHARS], start)) >= 0:
-        length = MIN_WORD_CHARS
-        while length < len(form) and text[start + length : start + length + 1] == form[length]:
-            length += 1
+        length = _measure_common_prefix(text, start, form)
         is_half = len(form) >= 2 * MIN_SUBSTRING_CHARS and length >= max(MIN_SUBSTRING_CHARS, len(form) // 2)
         if is_half or (length < len(form) and _CUT_END.match(text, start + length)):
             text = f"{text[:start]}{REDACTION_MARK}{text[start + length :]}"
@@ -254,3 +277,16 @@ def _redact_prefixes(text: str, form: str) -> str:
         else:
             start += 1
     return text
+
+
+def _measure_common_prefix(text: str, start: int, form: str) -> int:
+    """Return how many characters of ``form`` stand in ``text`` at ``start``, by halving: each comparison is one of
+    memory, also of a long text that nearly matches everywhere."""
+    least, most = 0, min(len(form), len(text) - start)
+    while least < most:
+        middle = (least + most + 1) // 2
+        if text.startswith(form[:middle], start):
+            least = middle
+        else:
+            most = middle - 1
+    return least

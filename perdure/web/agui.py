@@ -25,6 +25,7 @@ from ..types.messages import File
 from .admission import admit_start
 from .agui_events import AguiTranslator, Frame, build_message_id, dump_message
 from .auth import Resource
+from .limits import call_for_size
 from .operations import Call, Web, validate
 from .problems import WebError
 from .sessions import bound_delivery
@@ -114,7 +115,8 @@ class _Acted:
 
 
 async def _run(call: Call) -> Response:
-    sent = validate(RunAgentInput, await read_body(call), "body")
+    body = await read_body(call)
+    sent = await call_for_size(call.body_bytes, validate, RunAgentInput, body, "body")
     sent = sent.model_copy(update={"thread_id": call.caller.read_id(sent.thread_id)})
     if len(sent.messages) > MAX_MESSAGES:
         raise WebError(f"messages has more than {MAX_MESSAGES:,} entries", status=413, name="BodyTooLargeError")
@@ -133,7 +135,7 @@ async def _run(call: Call) -> Response:
         acted, after = await _send(call, agent, sent)
     names = [tool.name for tool in sent.tools or ()]
     translator = AguiTranslator(thread_id, sent.run_id, version=sent.protocol_version, frontend_tools=names)
-    acted.held = [dump_message(message) for message in sent.messages]
+    acted.held = await call_for_size(call.body_bytes, lambda: [dump_message(message) for message in sent.messages])
     return EventStream(_stream(call, acted, translator, after), on_close=call.hold_stream(), check=call.is_current)
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from starlette.datastructures import Headers
 from starlette.requests import HTTPConnection
@@ -256,6 +256,19 @@ _STRING = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)', re.DOTALL)
 _UNUSUAL_NUMBER = re.compile(r"-?Infinity|NaN|(?<![0-9])[0-9]{101,}")
 _ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|.)", re.DOTALL)
 _STEPS = {"[": 1, "{": 1, "]": -1, "}": -1}
+
+
+THREAD_BYTES = 32 * 1024
+"""Size of a body from which on a thread reads it, and what is in it: an event loop serves others meanwhile."""
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+async def call_for_size(size: int, function: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
+    """Call ``function``, which takes time in proportion to ``size`` bytes: in a thread, unless they are few."""
+    if size <= THREAD_BYTES:
+        return function(*args, **options)
+    return await asyncio.to_thread(function, *args, **options)
 
 
 def parse_json_body(body: bytes, max_depth: int = 64, max_values: int = 200_000) -> Any:

@@ -30,6 +30,7 @@ from ..types.events import (
 )
 from ..types.messages import Usage
 from .auth import Caller
+from .limits import call_for_size
 from .openai_requests import (
     ParameterError,
     Request,
@@ -212,7 +213,7 @@ def build_completion_usage(usage: Usage) -> dict[str, Any]:
 async def create_chat_completion(call: Call) -> Response:
     """Answer a request for a chat completion."""
     body = await read_body(call)
-    request = _read_request(call, body)
+    request = await call_for_size(call.body_bytes, _read_request, call, body)
     streams, includes_usage = read_flag(body, "stream"), _includes_usage(body)
     request.has_key = await claim_key(call, body)
     acted = await act(call, request)

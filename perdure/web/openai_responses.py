@@ -17,6 +17,7 @@ from ..errors import PerdureError, RunClosedError, RunNotFoundError
 from ..types.events import ApprovalDecided, ApprovalRequested, Event, MessageInjected, QuestionAsked, ToolCompleted
 from ..types.messages import NAME_CHARS
 from .auth import Resource, Verb
+from .limits import call_for_size
 from .openai_chat import follow_turn, wait_for_answer
 from .openai_items import ResponseTranslator, hash_id
 from .openai_requests import (
@@ -57,7 +58,7 @@ class ResponseNotFoundError(NotFoundError):
 async def create_response(call: Call) -> Response:
     """Begin or continue a turn, and answer with its response: when it has ended, as a stream, or at once."""
     body = await read_body(call)
-    request = _read_request(body)
+    request = await call_for_size(call.body_bytes, _read_request, body)
     streams, is_background = read_flag(body, "stream"), read_flag(body, "background")
     await _read_conversation(call, body, request)
     request.has_key = await claim_key(call, body)
@@ -121,7 +122,8 @@ async def _read_conversation(call: Call, body: dict[str, Any], request: Request)
     messages = [{"role": "user", "content": given}] if isinstance(given, str) else given
     if not isinstance(messages, list) or not messages:
         raise ParameterError("input is a text, or a list with at least one item", "input", code="missing")
-    read_messages(request, "openai-responses", messages, all_new=request.session is not None)
+    is_known = request.session is not None
+    await call_for_size(call.body_bytes, read_messages, request, "openai-responses", messages, all_new=is_known)
 
 
 # ---

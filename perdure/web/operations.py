@@ -42,7 +42,7 @@ from ..types.run_ids import build_run_id_error, check_run_name
 from ..types.validation_errors import describe_validation_error
 from .auth import AgentTerms, Authenticator, Authorizer, Caller, ContextFunction, Resource, Verb
 from .key_lease import KeyLease
-from .limits import ConnectionLimiter, HeldBytes, RateLimiter, WebLimits, get_caller_key, parse_json_body
+from .limits import ConnectionLimiter, HeldBytes, RateLimiter, WebLimits, call_for_size, get_caller_key, parse_json_body
 from .origins import get_client_address
 from .problems import ForbiddenError, UnauthorizedError, WebError, build_problem, build_unexpected_problem
 
@@ -183,6 +183,8 @@ class Call:
     """The session of the path, with its labels; of a list only its kind."""
     headers: dict[str, str] = field(default_factory=dict)
     """Headers of the answer."""
+    body_bytes: int = 0
+    """Size of the body that ``read_body`` has read; see ``call_for_size``."""
 
     @property
     def client(self) -> Client:
@@ -355,7 +357,7 @@ async def _answer(operation: Operation, web: Web, request: Request) -> Response:
         async with _receive_body(operation, call) as raw:
             if operation.body is not bytes:
                 web.rates.charge(caller, len(raw))
-            call.body = _parse_body(operation, raw, web.limits)
+            call.body = await call_for_size(len(raw), _parse_body, operation, raw, web.limits)
             if operation.method != "POST" or not operation.can_repeat:
                 return _encode(operation, call, await operation.handler(call))
             return await _answer_once(operation, call, raw)

@@ -40,7 +40,7 @@ from ..types.events import (
 from ..types.interface import FINISH_TOOL
 from ..types.messages import CALL_ID_CHARS, NAME_CHARS, RUN_ID_CHARS, File, FilePart, ToolCallPart, ToolResultPart
 from .auth import Resource, Verb
-from .limits import parse_json_body
+from .limits import call_for_size, parse_json_body
 from .operations import Call, Web, build_unknown_session_error, shown_errors
 from .origins import get_client_address
 from .problems import WebError, build_problem, build_unexpected_problem
@@ -332,7 +332,9 @@ async def read_body(call: Call) -> Any:
         if len(body) > MAX_BODY_BYTES:
             raise WebError(f"the body has more than {MAX_BODY_BYTES:,} bytes", status=413, name="BodyTooLargeError")
     call.web.rates.charge(call.caller, len(body))
-    plain = parse_json_body(bytes(body), call.web.limits.json_depth, call.web.limits.json_values)
+    call.body_bytes = len(body)
+    limits = call.web.limits
+    plain = await call_for_size(len(body), parse_json_body, bytes(body), limits.json_depth, limits.json_values)
     if not isinstance(plain, dict):
         raise WebError("the body must be an object", name="InvalidInputError")
     return plain

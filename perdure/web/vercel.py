@@ -36,6 +36,7 @@ from ..types.events import (
 )
 from ..types.messages import File
 from .admission import admit_start
+from .limits import call_for_size
 from .operations import Call, Web, validate
 from .problems import WebError
 from .sessions import bound_delivery
@@ -397,7 +398,8 @@ def vercel_routes(web: Web, prefix: str = "/ui", *, sdk: Literal[6, 7] = 7) -> l
 
 
 async def _post(call: Call, sdk: Literal[6, 7]) -> Response:
-    chat = validate(_Chat, await read_body(call), "body")
+    body = await read_body(call)
+    chat = await call_for_size(call.body_bytes, validate, _Chat, body, "body")
     chat = chat.model_copy(update={"id": call.caller.read_id(chat.id)})
     if chat.trigger == "regenerate-message":
         raise WebError(

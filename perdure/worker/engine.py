@@ -14,6 +14,7 @@ import os
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from functools import partial
 from typing import Any
 
 from temporalio import activity
@@ -45,6 +46,7 @@ from ..stages.hooks import HookStage
 from ..stages.inline_tools import InlineStage
 from ..stages.interceptor import StageInterceptor, TracingStage
 from ..stages.journal import JournalStage
+from ..stages.loop_watch import BlockRecorder, LoopWatch, build_own_recorder, record_block
 from ..stages.prepare import PrepareStage
 from ..stages.reply_cache import ReplyCacheStage
 from ..stages.retries import BudgetStage
@@ -347,6 +349,7 @@ class Engine:
             blob_bytes=config.get_blob_bytes(),
             outbox=config.get_outbox(),
         )
+        self.loop_watch = LoopWatch(self._build_block_recorder(store, store_url))
         self.author = AuthorLoop()
         self._resources = LifespanResources(lifespan, self.author)
         self._authorise = AuthResolver(KeyRing.from_environment(), self.author, resolve_auth, self._get_resources)
@@ -371,12 +374,10 @@ class Engine:
             toolsets=self.toolsets,
         )
         self.collect, self.webhook = CollectActivity(self.store), WebhookActivity(self.store)
-        self.search_attributes = SearchAttributeCheck()
-        self.interceptor = StageInterceptor(lambda: self._stages, self._is_engine_activity, self.search_attributes)
+        attributes = self.search_attributes = SearchAttributeCheck()
+        self.interceptor = StageInterceptor(lambda: self._stages, self._is_engine_activity, attributes, self.store)
         self._stages: Stages
-        self._users = 0
-        self._opening = asyncio.Lock()
-        self._stack = AsyncExitStack()
+        self._users, self._opening, self._stack = 0, asyncio.Lock(), AsyncExitStack()
 
     @asynccontextmanager
     async def serve(self, temporal: TemporalClient | None = None, task_queue: str = "") -> AsyncIterator[None]:
@@ -409,6 +410,9 @@ class Engine:
             await stack.enter_async_context(keep_providers_open())
             self.author.start()
             stack.callback(self.author.stop)
+            if temporal is not None:
+                self.loop_watch.start()
+                stack.callback(self.loop_watch.stop)
             stack.push_async_callback(self.toolsets.close, self.agents)
             await stack.enter_async_context(self._resources)
             self._throttles = build_throttles(self._provider_limits)
@@ -476,6 +480,19 @@ class Engine:
             ],
             of_tool_call=of_tool_call,
         )
+
+    def _build_block_recorder(self, store: Store | None, store_url: str | None) -> BlockRecorder:
+        """Blocks are written by a connection of their own; to a store that was given as an object, by that."""
+        if store is not None:
+            return partial(record_block, store)
+        url = config.resolve_store_url(store_url) or config.get_home_store_url()
+
+        def open_journal() -> Store:
+            own = open_store(url)
+            own.write_options = self.store.write_options
+            return own
+
+        return build_own_recorder(open_journal)
 
     def _get_resources(self) -> Any:
         return self._resources.value

@@ -33,6 +33,7 @@ from temporalio.service import RPCError
 from ..errors import RuntimeSetupError, StoreError
 from ..ports import Store
 from ..ports.store import format_utc_now
+from ..stages.loop_watch import LoopWatch
 from ..temporal_errors import is_denied
 from ..temporal_service import find_pollers
 from ..types.redaction import find_credentials, redact_credentials
@@ -173,6 +174,8 @@ class WorkerHealth:
     def __init__(self, activities: RunningActivities, tasks: WorkflowTasks, drain: Drain) -> None:
         self.serving: asyncio.Task[None] | None = None
         """The worker's poll loop, once it runs."""
+        self.loop_watch: LoopWatch | None = None
+        """Counts blocks of the event loop."""
         self.facts: dict[str, str] = {}
         """What identifies the worker: its identity, task queue and so on."""
         self._activities = activities
@@ -287,6 +290,8 @@ class WorkerHealth:
             **self._checks,
         }
         encoded = _encode_checks(checks)
+        if self.loop_watch is not None:
+            encoded["event_loop"] |= self.loop_watch.describe()
         running, slots = len(self._activities), self._activities.slots
         full = self._compute("slots", "warning" if running >= slots else "ok", "all slots are in use")
         encoded["slots"] = {**_encode_check(full), "running": running, "max": slots}

@@ -132,6 +132,7 @@ class Worker:
         self._running = RunningActivities(max_concurrent_activities, plugin.engine.agents)
         self._drain_log = Drain(self._running, self.drain.total_seconds())
         self._health = WorkerHealth(self._running, plugin.workflow_tasks, self._drain_log)
+        self._health.loop_watch = plugin.engine.loop_watch
         self._endpoint = None if health_address is None else HealthServer(health_address, self._health.report)
         # Made at the start: a worker that is made and never run keeps its slot on the queue, and no other one of this
         # client could take it.

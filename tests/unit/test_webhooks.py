@@ -39,13 +39,14 @@ TASK = WebhookTask(
         *("224.0.0.1", "255.255.255.255", "240.0.0.1", "192.0.2.1", "198.18.0.1", "::", "::1", "fe80::1", "fc00::1"),
         *("ff02::1", "::ffff:8.8.8.8", "::ffff:10.0.0.1", "64:ff9b::7f00:1", "2002:7f00:1::", "fec0::1", "2001:db8::1"),
         *("fe80::1%eth0", "::127.0.0.1"),
+        *("168.63.129.16", "3fff::1", "3fff:fff:ffff::1", "192.88.99.1", "5f00::1", "100::1", "2001:2::1"),
     ],
 )
 def test_what_is_no_address_of_the_internet(address: str) -> None:
     assert not is_public(ip_address(address))
 
 
-@pytest.mark.parametrize("address", ["8.8.8.8", "93.184.216.34", "2606:4700:4700::1111"])
+@pytest.mark.parametrize("address", ["8.8.8.8", "93.184.216.34", "168.63.129.17", "2606:4700:4700::1111", "2001:4860:4860::8888"])
 def test_what_is(address: str) -> None:
     assert is_public(ip_address(address))
 

@@ -1,0 +1,96 @@
+"""A call that blocks its worker's event loop again and again ends with an error; the other runs go on."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import re
+import subprocess
+import time
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from perdure import Agent
+from perdure.activities import AuthorLoop
+from perdure.errors import BadRequestError
+from perdure.stages.loop_watch import LoopBlock, LoopWatch, WatchedCall, watched
+from perdure.testing import ScriptedProvider
+from perdure.workflows import activity_options
+from tests.support.engine import Engine
+
+
+@pytest.mark.server
+# The SDK warns of the cancellation of an attempt that was lost, which it has ended meanwhile.
+@pytest.mark.filterwarnings("ignore:Cannot find activity to cancel:UserWarning")
+async def test_a_call_that_blocks_the_loop_twice_fails_and_says_so(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING, "perdure.worker")
+    monkeypatch.setattr(activity_options, "HEARTBEAT_TIMEOUT", timedelta(seconds=1))
+    attempts = 0
+
+    def block(_: Any) -> str:
+        nonlocal attempts
+        attempts += 1
+        time.sleep(4)  # stands for work of the CPU, in a provider's code on the loop
+        raise BadRequestError("no")
+
+    agents = [Agent("poison", ScriptedProvider(block)), Agent("other", ScriptedProvider(lambda _: "fine"))]
+    async with engine.served(*agents) as client:
+        run = await client.start("poison", "go")
+        others = [await client.start("other", "go") for _ in range(3)]
+        assert [(await other.result()).content for other in others] == ["fine"] * 3
+        with pytest.raises(Exception, match="has blocked the event loop of its worker 2 times") as failed:
+            await run.result()
+    assert "the model call of agent poison" in str(failed.value)
+    assert attempts == 2
+    blocks = [record.getMessage() for record in caplog.records if "blocks the event loop" in record.getMessage()]
+    assert len(blocks) >= 2
+    assert "test_loop_watch.py" in blocks[0], "the stack at that moment"
+
+
+async def test_a_suspended_process_has_seen_no_block(caplog: pytest.LogCaptureFixture) -> None:
+    """A process that stands still and comes back, as one that is stopped or killed, counts nothing: its clock has gone
+    on, but its thread has not looked, and has used no CPU."""
+    caplog.set_level(logging.WARNING, "perdure.worker")
+    watch = LoopWatch()
+    watch.start()
+    try:
+        helper = subprocess.Popen(  # starts at once
+            ["/bin/sh", "-c", f"sleep 0.3; kill -STOP {os.getpid()}; sleep 2; kill -CONT {os.getpid()}"]
+        )
+        while helper.poll() is None:
+            await asyncio.sleep(0.05)
+        await asyncio.sleep(0)
+    finally:
+        watch.stop()
+    assert watch.longest < 1.0, "not the two seconds for which it stood still"
+
+
+async def test_a_function_that_keeps_python_to_itself_is_named() -> None:
+    recorded: list[tuple[WatchedCall, LoopBlock]] = []
+
+    async def record(call: WatchedCall, block: LoopBlock) -> None:
+        recorded.append((call, block))
+
+    def search() -> None:
+        re.search(r"a+b", "a" * 30_000)  # seconds, in which no other thread runs
+
+    author, watch = AuthorLoop(), LoopWatch(record)
+    author.start()
+    watch.start()
+    try:
+        call = WatchedCall("run", None, "tool search of agent a", "workflow-run", "1", 1, 0.3)
+        with watched(call):
+            await author.run("tool search of agent a", search)
+    finally:
+        watch.stop()
+        author.stop()
+    [(recorded_call, block)] = recorded
+    assert recorded_call is call
+    assert block.function == "tool search of agent a"
+    assert "in search" in block.stack
+    assert watch.count >= 1
