@@ -19,7 +19,7 @@ from typing_extensions import Unpack
 
 from .. import config
 from ..encryption import AuthMapping, seal_auth
-from ..errors import InvalidInputError, RunIdError, RunNotFoundError, TranscriptUnavailableError
+from ..errors import InvalidInputError, RunNotFoundError, TranscriptUnavailableError
 from ..store import Chain, open_store
 from ..store.cache import ByteLRU
 from ..temporal_service import build_schedule_action, start_run_workflow
@@ -32,6 +32,7 @@ from .audit import audit_steering
 from .message_content import STORE_HINT, AnyOverride
 from .messages import deliver_message
 from .run import Run
+from .run_ids import claim_run_id, find_message_target
 from .start import (
     History,
     SendOptions,
@@ -41,7 +42,6 @@ from .start import (
     check_client_tools,
     check_message_input,
     check_override,
-    claim_run_id,
     get_agent_name,
     hash_first_message,
 )
@@ -204,9 +204,11 @@ class Client:
         run = Run(self, self.temporal.get_workflow_handle(context_id), agent, output=output)
         start |= seal_auth(self.temporal, context_id, auth_context, auth_ref)
         message_hash = hash_first_message(context_id, start)
-        queue, memo = self.task_queue, {FIRST_MESSAGE_MEMO: message_hash} if message_hash else {}
+        memo = {FIRST_MESSAGE_MEMO: message_hash} if message_hash else {}
         try:
-            run.handle = await start_run_workflow(self.temporal, context_id, start, task_queue=queue, memo=memo)
+            run.handle = await start_run_workflow(
+                self.temporal, context_id, start, task_queue=self.task_queue, memo=memo
+            )
         except WorkflowAlreadyStartedError:
             return await attach_to_run(run, start, message_hash, if_exists)
         return run
@@ -282,30 +284,18 @@ class Client:
         start = await build_start_input(
             self, opened, None, by=by, mode="session", context=context, resume=True, **options
         )
-        opening: dict[str, Any] | None = start
-        try:
-            context_id = await claim_run_id(self, id, {**start, "user": None})
-        except RunIdError:  # such as a subagent's, or a scheduled run's: one that is there takes a message
-            context_id, opening = build_run_id(clean_text(id), tenant), None
+        context_id, opening = await find_message_target(self, id, start)
         run = Run(self, self.temporal.get_workflow_handle(context_id), agent, output=output)
         if self.store_url is not None and (store_id := (await self.store()).store_id):
             start.setdefault("store_id", store_id)
         try:
             joined = await deliver_message(
-                run,
-                check_message_input(agent, message),
-                message_id=message_id,
-                task_id=task_id,
-                override=check_override(agent, override),
-                client_tools=tools,
-                by=by,
-                start=opening,
+                run, check_message_input(agent, message), message_id=message_id, task_id=task_id,
+                override=check_override(agent, override), client_tools=tools, by=by, start=opening,
                 auth=seal_auth(self.temporal, context_id, auth_context, auth_ref),
-            )
-        except RunNotFoundError:
-            if opening is None:
-                raise build_run_id_error() from None
-            raise
+            )  # fmt: skip
+        except RunNotFoundError as error:
+            raise (error if opening is not None else build_run_id_error()) from None
         return Turn(run, joined)
 
     @overload

@@ -27,7 +27,7 @@ from .audit import acts_for_caller, audit_steering
 from .handles import RunHandle
 from .message_content import AnyOverride, build_user_message, split_override
 from .messages import decode_start
-from .start import claim_run_id
+from .run_ids import claim_run_id
 
 MEMO_FORK = "forked_from"
 """Memo of a fork: the run, the iteration after which it branches off, and its author."""

@@ -7,7 +7,6 @@ import hashlib
 import json
 import logging
 import re
-import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Required, get_args
 
@@ -35,7 +34,7 @@ from ..types.messages import (
     find_file_flaw,
     iter_file_parts,
 )
-from ..types.run_ids import build_run_id_error, check_run_name
+from ..types.run_ids import build_run_id_error
 from .audit import acts_for_caller
 from .handles import ClientHandle
 from .message_content import AnyOverride, build_user_message, check_file_urls, hold_blobs, split_override
@@ -198,25 +197,6 @@ async def attach_to_run(run: Run[Any], start: Mapping[str, Any], message_hash: s
 def get_agent_name(agent: str | Agent) -> str:
     """Return the agent's name; any other value unchanged, for the check of the input."""
     return getattr(agent, "name", agent)  # type: ignore[arg-type]  # the caller's types may be unchecked
-
-
-async def claim_run_id(client: ClientHandle, name: str | None, start: Mapping[str, Any]) -> str:
-    """Return the id of the run that is to be started with the input ``start``, and with the ``name`` that its caller
-    has chosen; without one it is generated. Every start passes here: of a conversation, by a message, of a fork, of a
-    schedule.
-
-    Raises ``RunIdError`` for a name that nobody may choose, for a deleted run's id, and for that of a run of another
-    user in the store, which Temporal may have forgotten.
-    """
-    tenant, user = start.get("tenant"), start.get("user")
-    if name is None:
-        return check_run_name(f"{start['agent']}-{uuid.uuid4().hex[:12]}", tenant)
-    run_id = check_run_name(name, tenant)
-    if client.store_url is not None:
-        row = await (await client.store()).get_run(run_id)
-        if row is not None and (row.tenant != tenant or (user is not None and row.user != user)):
-            raise build_run_id_error()
-    return run_id
 
 
 def check_message_input(agent: str | Agent[Any, Any], message: MessageInput | None) -> MessageInput | None:

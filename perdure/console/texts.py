@@ -24,6 +24,7 @@ from urllib.parse import urlsplit
 
 from markdown_it import MarkdownIt
 from markdown_it.renderer import RendererProtocol
+from markdown_it.ruler import RuleOptionsType
 from markdown_it.rules_block import StateBlock, table
 from markdown_it.rules_inline import StateInline
 from markdown_it.token import Token
@@ -176,7 +177,7 @@ def _parse_table(state: StateBlock, start: int, end: int, silent: bool) -> bool:
 def _build_renderer() -> MarkdownIt:
     markdown = MarkdownIt("commonmark", {"html": False, "breaks": True}).enable(["table", "strikethrough"])
     markdown.block.ruler.at("table", _parse_table, {"alt": ["paragraph", "reference"]})
-    ends_others = {"alt": ["paragraph", "reference", "blockquote", "list"]}
+    ends_others: RuleOptionsType = {"alt": ["paragraph", "reference", "blockquote", "list"]}
     markdown.block.ruler.before("table", "budget", _check_block, ends_others)
     markdown.inline.ruler.before("text", "budget", _check_inline)
     markdown.validateLink = _is_safe_link  # type: ignore[method-assign]  # the hook of the library

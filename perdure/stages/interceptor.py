@@ -207,7 +207,9 @@ def _parse_activity_input(input: ExecuteActivityInput) -> ActivityCall:
 
 
 def _build_watched_call(call: ActivityCall) -> WatchedCall:
-    info, facts = activity.info(), call.input
+    info = activity.info()
+    facts = call.input.model or call.input.tool if isinstance(call.input, CollectInput) else call.input
+    assert facts is not None, "what is collected has an input"
     what = f"tool {call.input.name}" if isinstance(call, ToolCall) else "the model call"
     return WatchedCall(
         facts.context_id, facts.lineage, f"{what} of agent {facts.agent}",

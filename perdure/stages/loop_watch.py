@@ -20,7 +20,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass
 from types import FrameType
@@ -98,7 +98,7 @@ async def check_blocks(journal: Journal, call: WatchedCall) -> None:
         )
 
 
-BlockRecorder = Callable[[WatchedCall, LoopBlock], Awaitable[None]]
+BlockRecorder = Callable[[WatchedCall, LoopBlock], Coroutine[Any, Any, None]]
 """Writes a block of a call."""
 
 

@@ -147,8 +147,7 @@ class Worker:
             # Zero is the SDK's default and would count as unset.
             graceful_shutdown_timeout=max(self.drain, timedelta(milliseconds=1)),
         )
-        self._temporal = client.temporal
-        self._store_url = store_url or client.store_url
+        self._temporal, self._store_url = client.temporal, store_url or client.store_url
         self._engine, self._waits_for_store = plugin.engine, wait_for_store
         self._open = AsyncExitStack()
 
