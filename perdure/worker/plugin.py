@@ -131,7 +131,7 @@ _VERSIONED: dict[type, type] = {AgentWorkflow: VersionedAgentWorkflow, WebhookWo
 class PerdurePlugin(SimplePlugin):
     """``Worker(client, task_queue=…, plugins=[PerdurePlugin(agents=[support])])``.
 
-    Adds ``AgentWorkflow``, the model activity and the dynamic tool activity, and the stages around them. Unless the
+    Adds ``AgentWorkflow``, the activities of models, tools and collecting, and the stages around them. Unless the
     worker sets them, sets the timeouts by which a lost worker is detected within seconds. ``lifespan``, ``stream``,
     ``provider_limits``, ``hooks``, ``tools``, ``resolve_auth``, ``cache`` and ``webhooks``: see ``Worker``. Its
     ``calls_per_second``

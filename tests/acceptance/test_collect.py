@@ -207,7 +207,10 @@ def _check_acts(messages: list[Message], paid: Counter[str]) -> None:
     done = {key.removeprefix("call_") for key, text in results.items() if text.startswith(("paid", "OutcomeUnknown"))}
     others = [text for key, text in results.items() if key.removeprefix("call_") not in done]
     assert all(text.startswith(("Interrupted", "Cancelled")) for text in others), others
-    assert paid == dict.fromkeys(done, 1), results
+    # Stopped in the next worker, by the interrupt: the model is told that it ran, and it may have been counted.
+    stopped = {key.removeprefix("call_") for key, text in results.items() if "was cancelled while it ran" in text}
+    assert {n: paid[n] for n in paid if n not in stopped} == dict.fromkeys(done, 1), results
+    assert all(paid[n] <= 1 for n in stopped), results
 
 
 FEW = [

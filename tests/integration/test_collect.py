@@ -75,11 +75,13 @@ async def _is_between_attempts(run: Run) -> bool:
 
 
 @asynccontextmanager
-async def between_attempts(engine: Engine, till: Till, point: Point, count: int = 1) -> AsyncIterator[Run]:
+async def between_attempts(
+    engine: Engine, till: Till, point: Point, count: int = 1, **start: Any
+) -> AsyncIterator[Run]:
     """A session whose activity waits an hour for its second attempt: the first has ended behind ``point``."""
     async with engine.served(till.agent) as client:
         with fail_at(point, lost(), count=count):
-            run = await client.start("till", "Go.", mode="session")
+            run = await client.start("till", "Go.", mode="session", **start)
             await eventually(partial(_is_between_attempts, run))
         yield run
 
@@ -248,6 +250,25 @@ async def test_what_cannot_be_read_pauses_the_run(engine: Engine, stopped: str) 
     assert till.paid == ({"1": 1, "2": 1} if stopped == "not" else {"1": 1})
     said = ["Go.", "What have you paid?", *(["And now?", "Well?"] if stopped == "by an interrupt" else [])]
     assert users(messages) == said
+
+
+async def test_what_is_to_be_collected_is_carried_over(engine: Engine) -> None:
+    """The paused run continues as new, and collects in its next execution."""
+    till = Till(*PAYS)
+    async with between_attempts(engine, till, "tool.recorded", max_history_events=11) as run:
+        first = (await run.handle.describe()).run_id
+        with damaged_reply(engine):
+            await run.interrupt("What have you paid?")
+            await eventually(partial(is_paused, run))
+            await eventually(partial(_is_continued, run, first))
+        await run.resume()
+        response = await run.turn().result()
+    assert results(response.messages) == ["paid 1", "paid 2"]
+    assert till.paid == {"1": 1, "2": 1}
+
+
+async def _is_continued(run: Run, first: str) -> bool:
+    return (await run.handle.describe()).run_id != first
 
 
 async def _has_collected(run: Run, count: int) -> bool:
