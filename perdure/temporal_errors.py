@@ -188,3 +188,8 @@ def build_update_error(id: str, error: WorkflowUpdateFailedError) -> PerdureErro
 def is_denied(error: RPCError) -> bool:
     """Whether the server does not allow this client a request, or does not have it."""
     return error.status in DENIED_STATUSES
+
+
+def is_missing_attribute(error: RPCError) -> bool:
+    """Whether the server refuses a start, or a query, because a search attribute is missing."""
+    return error.status is RPCStatusCode.INVALID_ARGUMENT and "search attribute" in error.message

@@ -37,7 +37,7 @@ from temporalio.common import SearchAttributeKey, SearchAttributePair, TypedSear
 from temporalio.service import ConnectConfig, RPCError, RPCStatusCode, ServiceClient
 
 from .errors import RuntimeSetupError, ServerStartError
-from .temporal_errors import DENIED_STATUSES, build_namespace_error, translate_rpc_error
+from .temporal_errors import DENIED_STATUSES, build_namespace_error, is_missing_attribute, translate_rpc_error
 from .types.interface import (
     AGENT_ATTRIBUTE,
     SEARCH_ATTRIBUTES,
@@ -189,11 +189,6 @@ def build_search_attributes(values: Mapping[str, object]) -> TypedSearchAttribut
             for name, value in values.items()
         ]
     )
-
-
-def is_missing_attribute(error: RPCError) -> bool:
-    """Whether the server refuses a start, or a query, because a search attribute is missing."""
-    return error.status is RPCStatusCode.INVALID_ARGUMENT and "search attribute" in error.message
 
 
 def parse_attribute_type(name: str) -> IndexedValueType.ValueType:

@@ -38,14 +38,8 @@ from ..errors import (
     TranscriptCorruptedError,
 )
 from ..loop.requests import merge_overrides, parse_start
-from ..temporal_errors import build_unreachable_error
-from ..temporal_service import (
-    TASK_TIMEOUT,
-    build_start_attributes,
-    forget_search_attributes,
-    is_missing_attribute,
-    start_run_workflow,
-)
+from ..temporal_errors import build_unreachable_error, is_missing_attribute
+from ..temporal_service import TASK_TIMEOUT, build_start_attributes, forget_search_attributes, start_run_workflow
 from ..types.client_tools import ClientTool
 from ..types.interface import (
     FIRST_MESSAGE_MEMO,

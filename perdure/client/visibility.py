@@ -28,8 +28,7 @@ from temporalio.service import RPCError, RPCStatusCode, WorkflowService
 
 from .. import config
 from ..errors import InvalidInputError, PerdureError, StoreError
-from ..temporal_errors import translate_service_error
-from ..temporal_service import is_missing_attribute
+from ..temporal_errors import is_missing_attribute, translate_service_error
 from ..types.approvals import PendingApproval
 from ..types.interface import (
     AGENT_ATTRIBUTE,
