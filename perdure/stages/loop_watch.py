@@ -136,26 +136,34 @@ class LoopWatch:
         return facts
 
     def _watch(self) -> None:
-        while not self._stopping.wait(PROBE_SECONDS):
-            answered = threading.Event()
-            try:
-                self._loop.call_soon_threadsafe(answered.set)
-            except RuntimeError:  # closed
+        while True:
+            since = self._clock(), time.process_time(), time.monotonic()  # before the pause: it may end late
+            if self._stopping.wait(PROBE_SECONDS):
                 return
             try:
-                self._wait(answered)
+                self._observe(*since)
+            except RuntimeError:  # the loop is closed
+                return
             except Exception:  # it must not end
                 logger.exception("the watch of the event loop has failed")
 
-    def _wait(self, answered: threading.Event) -> None:
-        used, used_by_all = self._clock(), time.process_time()
+    def _observe(self, used: float, used_by_all: float, begin: float) -> None:
         call: WatchedCall | None = None
         block: LoopBlock | None = None
-        ran, is_recorded = 0.0, False
-        while not answered.wait(TICK_SECONDS) and not self._stopping.is_set():
-            ran += TICK_SECONDS  # not the clock: a process that was suspended has not looked
+        answered: threading.Event | None = None
+        ran, is_recorded, is_over = 0.0, False, False
+        while not is_over and not self._stopping.is_set():
+            if answered is None:
+                # At first a look, and no wait: what kept Python to itself meanwhile has just returned, and goes on as
+                # soon as this thread waits.
+                answered = threading.Event()
+            else:
+                if ran == 0.0:
+                    self._loop.call_soon_threadsafe(answered.set)
+                is_over = answered.wait(TICK_SECONDS)
+                ran += TICK_SECONDS * (not is_over)  # not the clock: a process that was suspended has not looked
             own, by_all = self._clock() - used, time.process_time() - used_by_all
-            seconds = max(ran, own, by_all if by_all > 2 * ran else 0.0)
+            seconds = max(ran, own, min(by_all, time.monotonic() - begin) if by_all > 2 * ran else 0.0)
             if seconds < BLOCK_SECONDS:
                 continue
             if block is None or call is None:

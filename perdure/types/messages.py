@@ -12,7 +12,6 @@ import mimetypes
 import operator
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from functools import cache
 from os import PathLike
 from pathlib import Path, PurePosixPath
@@ -327,20 +326,11 @@ def iter_file_parts(messages: Iterable[Message]) -> Iterator[FilePart]:
 
 
 def parse_messages(body: bytes) -> list[Message]:
-    """Parse messages from their canonical bytes.
-
-    Many of them in slices: each is one call of a library that no other thread runs beside.
-    """
-    if len(body) > _SLICE_BYTES:
-        with suppress(ValueError):  # not JSON: the error is that of the whole
-            plain = from_json(body)
-            if isinstance(plain, list) and len(plain) > _SLICE_MESSAGES:
-                slices = (plain[at : at + _SLICE_MESSAGES] for at in range(0, len(plain), _SLICE_MESSAGES))
-                return [
-                    message
-                    for each in slices
-                    for message in _messages_adapter.validate_json(to_json(each, inf_nan_mode="constants"))
-                ]
+    """Parse messages from their canonical bytes: many in slices, as no thread runs beside the validation of one."""
+    if len(body) > _SLICE_BYTES and isinstance(plain := from_json(body), list):
+        slices = (plain[at : at + _SLICE_MESSAGES] for at in range(0, len(plain), _SLICE_MESSAGES))
+        encoded = (to_json(each, inf_nan_mode="constants") for each in slices)
+        return [message for each in encoded for message in _messages_adapter.validate_json(each)]
     return _messages_adapter.validate_json(body)
 
 

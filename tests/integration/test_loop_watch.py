@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 
 from perdure import Agent
-from perdure.activities import AuthorLoop
 from perdure.errors import BadRequestError
 from perdure.stages.loop_watch import LoopBlock, LoopWatch, WatchedCall, watched
 from perdure.testing import ScriptedProvider
@@ -48,6 +47,7 @@ async def test_a_call_that_blocks_the_loop_twice_fails_and_says_so(
     assert "the model call of agent poison" in str(failed.value)
     assert attempts == 2
     blocks = [record.getMessage() for record in caplog.records if "blocks the event loop" in record.getMessage()]
+    blocks = [text for text in blocks if text.startswith("the model call of agent poison")]
     assert len(blocks) >= 2
     assert "test_loop_watch.py" in blocks[0], "the stack at that moment"
 
@@ -62,9 +62,8 @@ async def test_a_suspended_process_has_seen_no_block(caplog: pytest.LogCaptureFi
         helper = subprocess.Popen(  # starts at once
             ["/bin/sh", "-c", f"sleep 0.3; kill -STOP {os.getpid()}; sleep 2; kill -CONT {os.getpid()}"]
         )
-        while helper.poll() is None:
+        while helper.poll() is None:  # noqa: ASYNC110  # the loop is to go on beside it
             await asyncio.sleep(0.05)
-        await asyncio.sleep(0)
     finally:
         watch.stop()
     assert watch.longest < 1.0, "not the two seconds for which it stood still"
@@ -76,21 +75,21 @@ async def test_a_function_that_keeps_python_to_itself_is_named() -> None:
     async def record(call: WatchedCall, block: LoopBlock) -> None:
         recorded.append((call, block))
 
-    def search() -> None:
-        re.search(r"a+b", "a" * 30_000)  # seconds, in which no other thread runs
+    async def search() -> None:
+        re.search(r"a+b", "a" * 40_000)  # seconds, in which no other thread runs
 
-    author, watch = AuthorLoop(), LoopWatch(record)
-    author.start()
+    watch = LoopWatch(record)
     watch.start()
     try:
-        call = WatchedCall("run", None, "tool search of agent a", "workflow-run", "1", 1, 0.3)
+        call = WatchedCall("run", None, "the model call of agent a", "workflow-run", "1", 1, 0.3)
         with watched(call):
-            await author.run("tool search of agent a", search)
+            await asyncio.sleep(0.3)  # a probe is under way
+            await search()
+            await asyncio.sleep(0.3)
     finally:
         watch.stop()
-        author.stop()
     [(recorded_call, block)] = recorded
     assert recorded_call is call
-    assert block.function == "tool search of agent a"
+    assert block.function == "the model call of agent a"
     assert "in search" in block.stack
     assert watch.count >= 1
