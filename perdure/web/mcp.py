@@ -202,8 +202,8 @@ class _McpCaller:
                 params, json.loads(rows[0].body).get("input") is not None, _read_key(ctx, self._call)
             )
         except (InvalidInputError, RunExistsError) as error:  # for the model, which may call again
-            shown = self._call.caller.show_error(error)
-            return _build_error(shown.message + (f" {shown.hint}" if shown.hint else ""))
+            refused = self._call.caller.show_error(error)
+            return _build_error(refused.message + (f" {refused.hint}" if refused.hint else ""))
         if _has_tasks(ctx):
             return {"resultType": "task", **(await self._describe_task(await self._read_task(run_id, "read")))}
         return await self._wait(ctx, run_id)
