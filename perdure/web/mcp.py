@@ -201,8 +201,8 @@ class _McpCaller:
         try:
             run_id = await self._start(params, "input" in json.loads(row.body), _read_key(ctx, self._call))
         except (InvalidInputError, RunExistsError) as error:  # for the model, which may call again
-            told = self._call.caller.show_error(error)
-            return _build_error(told.message + (f" {told.hint}" if told.hint else ""))
+            refused = self._call.caller.show_error(error)
+            return _build_error(refused.message + (f" {refused.hint}" if refused.hint else ""))
         if _has_tasks(ctx):
             return {"resultType": "task", **(await self._describe_task(await self._read_task(run_id, "read")))}
         return await self._wait(ctx, run_id)

@@ -34,7 +34,8 @@ def lead() -> Agent:
     return Agent("lead", ScriptedProvider(reply), subagents=[helper], tools=[pay])
 
 
-async def test_a_visitor_of_one_tenant_sees_ids_without_it(engine: Engine) -> None:
+async def test_a_visitor_of_one_tenant_sees_ids_without_it(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PERDURE_WEBHOOK_ALLOW", "127.0.0.1")
     tenant = f"acme & co {uuid.uuid4().hex[:8]}"
     prefix = f"@{quote(tenant, safe='')}/"
     sam = make_caller("sam", "admin", tenants=(tenant,))
@@ -47,7 +48,7 @@ async def test_a_visitor_of_one_tenant_sees_ids_without_it(engine: Engine) -> No
         waiting = await client.start("lead", "pay", id="order-9", tenant=tenant)
         schedule = await client.schedule("lead", "pay", id="nightly", cron="0 7 1 1 *", tenant=tenant)
         await schedule.trigger()
-        webhook = await client.webhooks.create("https://endpoint.example/", session=run.id, tenant=tenant)
+        webhook = await client.webhooks.create("https://127.0.0.1/", session=run.id, tenant=tenant)
         browser = opened.browse("sam")
         child_name = quote(child.id.removeprefix(prefix), safe="")
 

@@ -46,7 +46,9 @@ def test_what_is_no_address_of_the_internet(address: str) -> None:
     assert not is_public(ip_address(address))
 
 
-@pytest.mark.parametrize("address", ["8.8.8.8", "93.184.216.34", "168.63.129.17", "2606:4700:4700::1111", "2001:4860:4860::8888"])
+@pytest.mark.parametrize(
+    "address", ["8.8.8.8", "93.184.216.34", "168.63.129.17", "2606:4700:4700::1111", "2001:4860:4860::8888"]
+)
 def test_what_is(address: str) -> None:
     assert is_public(ip_address(address))
 

@@ -234,14 +234,20 @@ async def test_wrong_requests_are_problems(engine: Engine) -> None:
         wrong: list[tuple[dict[str, Any], int]] = [
             (build_input("r1"), 400),
             ({"threadId": "t1"}, 400),
-            (build_input("r1", user("x"), thread="x" * 10_000), 400),
+            (build_input("r1", user("x"), thread="x" * 10_000), 409),
             (build_input("r1", {"id": "u", "role": "user", "content": None}), 400),
             (build_input("r1", {"id": "u", "role": "user", "content": [{"type": "smell"}]}), 400),
         ]
         for body, status in wrong[1:]:
             assert (await http.post("/agui/helper", json=body)).status_code == status, body
         stranger = await http.post("/agui/helper", json=build_input("r9", user("x")), headers={"X-User": "bob"})
-        assert stranger.status_code == 404
+        assert stranger.status_code == 200, "it has a thread t1 of its own"
+        assert "hi" not in [message.text for message in await client.run("t1", tenant="bob").transcript()]
+        assert "x" not in [message.text for message in await client.run("t1").transcript()]
+        taken = await http.post(
+            "/agui/helper", json=build_input("r9", user("x"), thread="@a/t1"), headers={"X-User": "bob"}
+        )
+        assert taken.status_code == 409
         large = await http.post("/agui/helper", content=b" " * 5_000_000, headers={"Content-Type": "application/json"})
         assert large.status_code == 413
         assert (await http.post("/agui/helper", content="x")).status_code == 415
@@ -290,7 +296,8 @@ async def test_hostile_ids_are_problems_or_names(engine: Engine) -> None:
             for run in ("", "r/1", "y" * 10_000):
                 body = build_input(run, user("hi"), thread=thread)
                 response = await http.post("/agui/helper", json=body)
-                assert response.status_code in (200, 400, 404), (thread[:10], response.text)
+                is_named = thread == "a|b|c"
+                assert response.status_code in ((200, 400, 404) if is_named else (409,)), (thread[:10], response.text)
                 resume = [{"interruptId": "x" * 10_000, "status": "resolved", "payload": None}]
                 response = await http.post("/agui/helper", json=body | {"resume": resume})
                 assert response.status_code in (200, 400, 404, 409), (thread[:10], response.text)

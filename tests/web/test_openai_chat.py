@@ -287,7 +287,11 @@ async def test_wrong_requests_raise_the_errors_of_the_sdk(engine: Engine) -> Non
             await access.sdk("eve").chat.completions.create(**hello)
         named: Any = {"extra_headers": {"X-Perdure-Session": "s-1"}}
         await ai.chat.completions.create(**hello, **named)
-        with pytest.raises(openai.NotFoundError):
+        own: Any = await access.sdk("bob").chat.completions.create(**hello, **named)
+        assert own.model_extra["perdure"]["session"] == "s-1"
+        assert len(await client.run("s-1").transcript()) == len(await client.run("s-1", tenant="bob").transcript()) == 2
+        named["extra_headers"]["X-Perdure-Session"] = "@acme/s-1"
+        with pytest.raises(openai.ConflictError):
             await access.sdk("bob").chat.completions.create(**hello, **named)
         refusals = [row for row in await read_audit(client) if row.verb == "openai"]
         assert {row.by for row in refusals} == {"bob", "eve"}
@@ -340,5 +344,5 @@ async def test_hostile_requests_are_errors_in_openais_envelope(engine: Engine) -
         for session in (b"a/b", b"..", b"x" * 10_000, b"\xff", "caf\u00e9".encode()):
             headers = [(b"X-Perdure-Session", session)]
             answer = await http.post("/chat/completions", json=hello, headers=headers)
-            assert answer.status_code in (200, 400, 404), answer.text
+            assert answer.status_code in (200, 400, 404, 409), answer.text
         assert (await http.post("/chat/completions", content=b"x")).status_code == 415

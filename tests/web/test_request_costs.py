@@ -169,11 +169,11 @@ async def test_a_page_of_sessions_is_one_listing(engine: Engine) -> None:
     async with web(engine, answering()) as (client, http, service):
         for n in range(5):
             await (await client.send("echo", "one", id=f"s{n}", tenant="t")).result()
-        await client.run("s0").close()
-        await client.run("s0").result()
-        await (await client.send("echo", "two", id="s0")).result()  # of this one there are two executions
+        await client.run("s0", tenant="t").close()
+        await client.run("s0", tenant="t").result()
+        await (await client.send("echo", "two", id="s0", tenant="t")).result()  # of this one there are two executions
         page = await read(http, "/sessions")
-        assert sorted(row["id"] for row in page["data"]) == [f"s{n}" for n in range(5)]
+        assert sorted(row["id"] for row in page["data"]) == [f"@t/s{n}" for n in range(5)]
         assert {row["status"] for row in page["data"]} == {"running"}
         assert {row["tenant"] for row in page["data"]} == {"t"}
         assert service.take() == {LIST: 1}
