@@ -184,31 +184,22 @@ class Client:
 
         Raises ``RunExistsError`` for an existing id, unless ``if_exists="attach"`` returns that run, which must have
         been started with the same message (text and files; typed inputs are not compared), for no other user;
-        ``RunIdError`` for an id that no new run may have;
-        ``InvalidInputError`` or ``DefinitionError``; ``AuthContextUnavailableError`` without an encryption.
+        ``RunIdError`` for an id that no new run may have; ``InvalidInputError`` or ``DefinitionError``;
+        ``AuthContextUnavailableError`` without an encryption.
         """
         options: Any = {"history": history, "idle_timeout": idle_timeout, "tenant": tenant, "user": user}
         start = await build_start_input(
-            self,
-            agent,
-            message,
-            by=by,
-            mode=mode,
-            context=context,
-            override=override,
-            client_tools=client_tools,
-            max_history_events=max_history_events,
-            **options,
-        )
+            self, agent, message, by=by, mode=mode, context=context, override=override, client_tools=client_tools,
+            max_history_events=max_history_events, **options,
+        )  # fmt: skip
         context_id = await claim_run_id(self, id, start)
         run = Run(self, self.temporal.get_workflow_handle(context_id), agent, output=output)
         start |= seal_auth(self.temporal, context_id, auth_context, auth_ref)
         message_hash = hash_first_message(context_id, start)
         memo = {FIRST_MESSAGE_MEMO: message_hash} if message_hash else {}
         try:
-            run.handle = await start_run_workflow(
-                self.temporal, context_id, start, task_queue=self.task_queue, memo=memo
-            )
+            queue = self.task_queue
+            run.handle = await start_run_workflow(self.temporal, context_id, start, task_queue=queue, memo=memo)
         except WorkflowAlreadyStartedError:
             return await attach_to_run(run, start, message_hash, if_exists)
         return run

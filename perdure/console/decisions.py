@@ -18,7 +18,7 @@ from starlette.responses import Response
 
 from ..client.audit import audit_steering
 from ..client.deferred_decisions import build_decision_row, read_answer
-from ..errors import PerdureError
+from ..errors import InvalidInputError, PerdureError
 from ..ports.decisions import DecisionRow
 from ..types.approvals import DecidedApproval
 from ..web.auth import Resource
@@ -61,6 +61,17 @@ _STATES: Mapping[str, tuple[str, Tone]] = {
     "expired": ("Expired", "warn"),
     "answered": ("Answered", "good"),
 }
+
+
+def parse_item(text: str) -> tuple[str, str, str]:
+    """Read run, call and hash of a row from the form of the inbox. Raises ``InvalidInputError``."""
+    try:
+        item = json.loads(text)
+    except ValueError:
+        item = None
+    if not isinstance(item, list) or len(item) != 3 or not all(isinstance(part, str) and part for part in item):
+        raise InvalidInputError("the form names no call")
+    return item[0], item[1], item[2]
 
 
 def build_key(session: str, call_id: str, hash: str) -> str:

@@ -40,6 +40,7 @@ from .decisions import (
     find_decisions,
     find_outcome,
     find_waiting_tool,
+    parse_item,
 )
 from .forms import (
     Field,
@@ -214,7 +215,7 @@ def _build_outcome(item: Decision, result: DecisionResult, me: str) -> Outcome:
 async def decide_rows(page: Page) -> Response:
     """Decide on one row, or on those that were ticked, one after the other, with a result for each."""
     form, me = page.form, page.call.by
-    items = [_parse_item(text) for text in form.get_all("item")]
+    items = [parse_item(text) for text in form.get_all("item")]
     if not items:
         raise InvalidInputError("no call was chosen", hint="Tick the calls that you have read.")
     decision, comment = form.get("decision"), form.get("comment").strip() or None
@@ -260,16 +261,6 @@ async def _defer(page: Page, item: Decision) -> Outcome:
         return await defer_decision(page, call, names, tool, {"decision": item.decision, "comment": item.comment})
     except PerdureError as error:
         return build_problem_outcome(build_key(*names), item.session, json.loads(bytes(build_problem(error).body)))
-
-
-def _parse_item(text: str) -> tuple[str, str, str]:
-    try:
-        item = json.loads(text)
-    except ValueError:
-        item = None
-    if not isinstance(item, list) or len(item) != 3 or not all(isinstance(part, str) and part for part in item):
-        raise InvalidInputError("the form names no call")
-    return item[0], item[1], item[2]
 
 
 async def _refuse_unselectable(

@@ -29,8 +29,7 @@ class NewEvent:
 
     event: events.Event
     key: str | None = None
-    """If the conversation has an event of that key already, this one is dropped. Not stored for deltas, which are
-    deleted."""
+    """If the conversation has an event of that key, this one is dropped. Not stored for deltas, which are deleted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +59,8 @@ class EventBatch:
     The events of a run with a ``lineage`` take their numbers from the root run, and are in its order; token, open
     deltas and keys are still the run's own. The first batch of a conversation fixes where its events are stored: later
     ones may omit the lineage. One with another root raises ``RunIdError``, as does the first batch of a run that was
-    deleted for good: nothing of it is written. A run that is started again under its id, by
-    another call, has another ``path`` from then on, and earlier events keep theirs.
+    deleted for good: nothing of it is written. A run that is started again under its id, by another call, has another
+    ``path`` from then on, and earlier events keep theirs.
     """
 
     context_id: str
@@ -407,8 +406,7 @@ class Commit:
     memory: Sequence[MemoryWrite] = ()
     """In order; the last change of a key counts."""
     events: EventBatch | None = None
-    """Written with the first outcome, whatever its token, because a recorded effect has happened. See
-    :class:`EventBatch`."""
+    """Written with the first outcome, whatever its token, because a recorded effect has happened."""
     usage: UsageRow | None = None
     """Written with the first ``outcome``, which must be given; once for a journal key."""
 
@@ -435,8 +433,8 @@ class Journal(Protocol):
     async def claim(self, key: str, owner: str, *, again: bool = False, events: EventBatch | None = None) -> Claim:
         """Record the intent of ``owner`` (one attempt) to act, and with it, if it is ``new``, ``events``.
 
-        The first owner gets ``new``, and so does the same owner asking twice. Another owner gets ``begun``, or with
-        ``again`` (an idempotent tool) takes the claim over and gets ``new``. If there is a recorded outcome: ``done``.
+        The first owner gets ``new``, also asking twice. Another owner gets ``begun``, or with ``again`` (an idempotent
+        tool) takes the claim over and gets ``new``. If there is a recorded outcome: ``done``.
         """
 
     async def release_claim(self, key: str, owner: str) -> bool:

@@ -329,8 +329,7 @@ def parse_messages(body: bytes) -> list[Message]:
     """Parse messages from their canonical bytes: many in slices, as no thread runs beside the validation of one."""
     if len(body) > _SLICE_BYTES and isinstance(plain := from_json(body), list):
         slices = (plain[at : at + _SLICE_MESSAGES] for at in range(0, len(plain), _SLICE_MESSAGES))
-        encoded = (to_json(each, inf_nan_mode="constants") for each in slices)
-        return [message for each in encoded for message in _messages_adapter.validate_json(each)]
+        return [m for each in slices for m in _messages_adapter.validate_json(to_json(each, inf_nan_mode="constants"))]
     return _messages_adapter.validate_json(body)
 
 

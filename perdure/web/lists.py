@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import re
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from datetime import UTC, datetime
+from typing import Annotated, Any, Literal, cast
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, JsonValue
 from starlette.responses import Response
 
 from ..client.follow import list_child_runs
@@ -21,11 +23,28 @@ from ..errors import RunNotFoundError, TranscriptCorruptedError
 from ..ports import AgentRow, Store
 from ..types.messages import NAME_CHARS, FilePart, Message, OpaquePart, Part, ToolResultPart
 from .auth import Resource
-from .operations import Call, Input, Instant, Operation
+from .operations import Call, Input, Operation
 from .problems import NotFoundError
 
 PAGE_BYTES = 4_000_000
 """Bytes of items after which a page ends."""
+
+
+def _check_iso(value: Any) -> Any:
+    if isinstance(value, str) and not re.match(r"\d{4}-\d\d-\d\d", value):  # pydantic takes numbers for Unix times
+        raise ValueError("a time is ISO 8601, as 2026-01-31T12:00:00Z")
+    return value
+
+
+def _convert_to_utc(at: datetime) -> datetime:
+    try:
+        return (at if at.tzinfo is not None else at.replace(tzinfo=UTC)).astimezone(UTC)
+    except OverflowError:
+        raise ValueError("there is no such time in UTC") from None
+
+
+Instant = Annotated[datetime, BeforeValidator(_check_iso), AfterValidator(_convert_to_utc)]
+"""A time of a query: ISO 8601; without an offset it is UTC."""
 
 
 class PageQuery(Input):

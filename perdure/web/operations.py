@@ -11,16 +11,14 @@ import asyncio
 import hashlib
 import json
 import logging
-import re
 import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
-from typing import Annotated, Any, Literal, TypeVar, cast
+from typing import Any, Literal, TypeVar, cast
 from urllib.parse import quote, unquote
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 from starlette.convertors import Convertor, register_url_convertor
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
@@ -64,23 +62,6 @@ class Input(BaseModel):
     """Base of bodies and queries: an unknown field is an error, so that the sender learns of a mistake."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
-
-
-def _check_iso(value: Any) -> Any:
-    if isinstance(value, str) and not re.match(r"\d{4}-\d\d-\d\d", value):  # pydantic takes numbers for Unix times
-        raise ValueError("a time is ISO 8601, as 2026-01-31T12:00:00Z")
-    return value
-
-
-def _convert_to_utc(at: datetime) -> datetime:
-    try:
-        return (at if at.tzinfo is not None else at.replace(tzinfo=UTC)).astimezone(UTC)
-    except OverflowError:
-        raise ValueError("there is no such time in UTC") from None
-
-
-Instant = Annotated[datetime, BeforeValidator(_check_iso), AfterValidator(_convert_to_utc)]
-"""A time of a query: ISO 8601; without an offset it is UTC."""
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,8 @@ from ..ports.store import UsageFilter, UsageKey, UsageSum, timestamp
 from ..ports.surfaces import AuditRow
 from ..types.messages import NAME_CHARS, RUN_ID_CHARS, clean_text
 from .auth import Resource, RoleAuthorizer, Verb, get_list_scope
-from .lists import PageQuery
-from .operations import Call, Input, Instant, Operation
+from .lists import Instant, PageQuery
+from .operations import Call, Input, Operation
 
 TAG = "records"
 MAX_SUMS = 400

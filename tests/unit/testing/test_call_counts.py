@@ -22,7 +22,7 @@ from perdure.testing import call, scripted
 from perdure.testing.provider import Reply
 
 CALLS_OF_ITERATION = 1080
-CALLS_OF_INLINE_ITERATION = 800
+CALLS_OF_INLINE_ITERATION = 830
 CALLS_OF_PIECE = 10
 TOLERANCE = 1.05
 TRIES = 3
