@@ -30,7 +30,7 @@ async def test_a_schedule_is_paused_resumed_triggered_and_deleted(engine: Engine
         console(client, ACME, OTHER, VIEWER) as opened,
         AsyncExitStack() as stack,
     ):
-        name = f"{engine.task_queue} daily & 50%"
+        name = f"{engine.task_queue} daily"
         schedule = await client.schedule(
             "echo",
             TEXT,
