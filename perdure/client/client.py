@@ -183,9 +183,8 @@ class Client:
         ``tenant`` and ``user`` are labels of the run, its subagents and forks for :meth:`list`; they authorise nothing.
 
         Raises ``RunExistsError`` for an existing id, unless ``if_exists="attach"`` returns that run, which must have
-        been started with the same message (text and files; typed inputs are not compared), for no other user;
-        ``RunIdError`` for an id that no new run may have; ``InvalidInputError`` or ``DefinitionError``;
-        ``AuthContextUnavailableError`` without an encryption.
+        been started with the same message (typed inputs are not compared), for no other user; ``RunIdError`` for an id
+        that no new run may have; ``InvalidInputError``, ``DefinitionError``; ``AuthContextUnavailableError``.
         """
         options: Any = {"history": history, "idle_timeout": idle_timeout, "tenant": tenant, "user": user}
         start = await build_start_input(

@@ -332,7 +332,7 @@ async def _build_state(page: Page, seconds: float = STATUS_SECONDS) -> dict[str,
     state = status.state if status is not None else row.status if row is not None else "unknown"
     return {
         "run_id": page.call.params["id"],
-        "chat_path": f"{page.base}{_get_path(page.call.params['agent'], page.call.params['id'])}",
+        "chat_path": page.base + _get_path(page.call.params["agent"], page.call.caller.show_id(page.call.params["id"])),
         "run": status,
         "state": state,
         "is_open": state in ("running", "waiting", "paused"),
@@ -469,7 +469,7 @@ async def render_chat_blocks(page: Page, blocks: Sequence[Block]) -> Sequence[Ma
     context = build_context(page.request, page.visitor)
     template = build_templates().get_template("chat_block.html")
     run_id, agent = page.call.params["id"], page.call.params["agent"]
-    values = {"run_id": run_id, "chat_path": f"{page.base}{_get_path(agent, run_id)}"}
+    values = {"run_id": run_id, "chat_path": f"{page.base}{_get_path(agent, page.call.caller.show_id(run_id))}"}
 
     def render(block: Block) -> Markup:
         if isinstance(block, NoteBlock) and block.title in _QUIET_NOTES:

@@ -271,8 +271,7 @@ class PageRoute:
 
     async def _answer(self, web: Web, access: ConsoleAccess, request: Request, visitor: Visitor) -> Response:
         params = dict(request.path_params)
-        if "id" in params:
-            params["id"] = visitor.caller.read_id(params["id"])
+        params |= {name: visitor.caller.read_id(params[name]) for name in ("id", "schedule") if name in params}
         call = Call(web, request, visitor.caller, params, None, None)
         page = Page(call, visitor, access)
         with audit_caller(visitor.caller.auth, get_client_address(request.scope)):
