@@ -13,15 +13,17 @@ import os
 import socket
 import time
 import uuid
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import cache
+from typing import Any
 from weakref import WeakKeyDictionary
 
 from .. import ports
 from ..errors import PerdureError
+from ..types.run_ids import split_run_id
 from .handles import ClientHandle
 
 logger = logging.getLogger("perdure.client")
@@ -62,14 +64,27 @@ def acts_for_caller() -> bool:
 class SteeringAudit:
     """The audit row of one request. It is written once, by :meth:`record` or with the refusal."""
 
-    def __init__(self, client: ClientHandle, verb: str, subject: str, by: str | None, detail: str | None) -> None:
+    def __init__(
+        self,
+        client: ClientHandle,
+        verb: str,
+        subject: str,
+        by: str | None,
+        detail: str | None,
+        labels: Mapping[str, str | None] | None = None,
+    ) -> None:
+        """``labels``: agent, tenant and user of the subject, as far as they are known; the store knows those of runs,
+        and the id of a run or a schedule has its tenant."""
         self._client = client
         self._is_recorded = False
         by = by or client.actor
         caller = _current_caller.get() or _Caller("os-user" if by == _find_os_user() else "given", _find_origin())
+        own: dict[str, Any] = {name: text for name, text in (labels or {}).items() if text}
+        own.setdefault("tenant", split_run_id(subject)[0])
         self._row = ports.AuditRow(
-            uuid.uuid4().hex, ports.format_utc_now(), by, caller.auth, caller.origin, subject, verb, detail=detail
-        )
+            *(uuid.uuid4().hex, ports.format_utc_now(), by, caller.auth, caller.origin, subject, verb),
+            detail=detail, **own,
+        )  # fmt: skip
 
     async def record(self, call_id: str | None = None) -> None:
         """Record that the request is about to be sent; nothing if that is recorded."""
@@ -101,12 +116,14 @@ async def audit_steering(
     call_id: str | None = None,
     detail: str | None = None,
     at_once: bool = True,
+    labels: Mapping[str, str | None] | None = None,
 ) -> AsyncGenerator[SteeringAudit]:
-    """Record the request that the block sends, before it begins, and the error that refuses it.
+    """Record the request that the block sends, before it begins, and the error that refuses it. ``labels`` are as of
+    :class:`SteeringAudit`.
 
     ``at_once=False``: the block calls ``record`` itself, when it knows the call.
     """
-    audit = SteeringAudit(client, verb, subject, by, detail)
+    audit = SteeringAudit(client, verb, subject, by, detail, labels)
     if at_once:
         await audit.record(call_id)
     try:

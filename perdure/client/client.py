@@ -359,7 +359,8 @@ class Client:
         action = build_schedule_action(runs_id, start, task_queue=self.task_queue)
         state = api.ScheduleState(note=None if note is None else clean_text(note), paused=paused)
         wanted = api.Schedule(action=action, spec=spec, policy=policy, state=state)
-        async with audit_steering(self, "schedule.create", schedule_id, by=by, detail=get_agent_name(agent)):
+        labels = {"agent": get_agent_name(agent), "tenant": tenant, "user": user}
+        async with audit_steering(self, "schedule.create", schedule_id, by=by, detail=labels["agent"], labels=labels):
             return Schedule(self, await create_schedule(self.temporal, schedule_id, wanted, if_exists))
 
     def get_schedule(self, id: str, *, tenant: str | None = None) -> Schedule:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Generator, Sequence
+from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
@@ -157,6 +157,8 @@ class Schedule:
     def __init__(self, client: ClientHandle, handle: api.ScheduleHandle) -> None:
         self.client = client
         self.handle = handle
+        self.labels: Mapping[str, str | None] = {}
+        """Agent, tenant and user of its runs for the audit trail, where who steers it knows them."""
 
     @property
     def id(self) -> str:
@@ -215,7 +217,7 @@ class Schedule:
     @asynccontextmanager
     async def _steer(self, verb: str, by: str | None = None, detail: str | None = None) -> AsyncGenerator[None]:
         """Record the request of the block in the audit trail, and translate its errors."""
-        async with audit_steering(self.client, f"schedule.{verb}", self.id, by=by, detail=detail):
+        async with audit_steering(self.client, f"schedule.{verb}", self.id, by=by, detail=detail, labels=self.labels):
             with self._temporal_errors():
                 yield
 

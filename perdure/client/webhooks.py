@@ -10,8 +10,8 @@ import hashlib
 import json
 import logging
 import uuid
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any
@@ -26,6 +26,7 @@ from ..encryption import KeyRing
 from ..errors import (
     AuthContextError,
     InvalidInputError,
+    PerdureError,
     RunExistsError,
     StoreError,
     TranscriptUnavailableError,
@@ -248,7 +249,7 @@ class Webhooks:
         secret = generate_secret() if secret is None else check_secret(secret)
         name, now = f"wh_{uuid.uuid4().hex[:24]}", format_utc_now()
         created_by = clean_text(by or self._client.actor)[:NAME_CHARS]
-        async with self._audit("create", name, by, _describe_url(url)):
+        async with self._audit("create", name, by, _describe_url(url), {"agent": agent, "tenant": tenant}):
             await self._check_url(url)
             row = WebhookRow(
                 *(name, url, " ".join(patterns), agent, tenant, session, True, None, None),
@@ -450,8 +451,21 @@ class Webhooks:
         return store
 
     @asynccontextmanager
-    async def _audit(self, verb: str, id: str, by: str | None, detail: str | None = None) -> AsyncGenerator[None]:
-        async with audit_steering(self._client, f"webhook.{verb}", str(id)[:RUN_ID_CHARS], by=by, detail=detail):
+    async def _audit(
+        self,
+        verb: str,
+        id: str,
+        by: str | None,
+        detail: str | None = None,
+        labels: Mapping[str, str | None] | None = None,
+    ) -> AsyncGenerator[None]:
+        subject = str(id)[:RUN_ID_CHARS]
+        known = labels
+        if known is None:
+            with suppress(PerdureError):
+                webhook = await self.get(id)
+                known = {"agent": webhook.agent, "tenant": webhook.tenant}
+        async with audit_steering(self._client, f"webhook.{verb}", subject, by=by, detail=detail, labels=known):
             yield
 
 

@@ -280,12 +280,17 @@ class AuditRow:
     ``refused`` is that of the last."""
     last_at: str | None = None
     """When the last of them was refused."""
+    agent: str | None = None
+    """Agent, tenant and user of the subject when the row was written: of a run those of the store's row, where there is
+    one. They never change, whatever the id stands for later."""
+    tenant: str | None = None
+    user: str | None = None
 
 
 def build_refusal_row(row: AuditRow) -> AuditRow:
     """Return the row that the refused request ``row`` is counted in: one for each day (UTC), caller, verb and subject.
     A caller that is refused again and again adds no rows."""
-    shared = json.dumps([row.at[:10], row.by, row.auth, row.subject, row.verb])
+    shared = json.dumps([row.at[:10], row.by, row.auth, row.subject, row.verb, row.tenant])
     digest = hashlib.sha256(shared.encode()).hexdigest()[:32]
     return replace(row, id=f"refused-{digest}", last_at=row.at)
 
@@ -326,8 +331,8 @@ class Audit(Protocol):
         """List requests from the time ``since`` on and before ``until``, the newest first. ``after``: ``at`` and ``id``
         of the last row of the page before.
 
-        ``verb`` is one verb, or with ``*`` at its end the beginning of some (``schedule.*``). ``tenants`` leaves out
-        what concerns runs of other tenants, and runs without one; a row whose subject is no run of the store stays.
+        ``verb`` is one verb, or with ``*`` at its end the beginning of some (``schedule.*``). ``tenants``: only rows of
+        these tenants, which leaves out those without one.
         """
 
 

@@ -45,6 +45,9 @@ TABLES = {
         "refused",
         "count",
         "last_at",
+        "agent",
+        "tenant",
+        "user_id",
     ),
     "idempotency": ("key", "request_hash", "owner", "leased_until", "answer", "created_at", "expires_at"),
     "decisions": (  # in the order of the fields of DecisionRow

@@ -66,10 +66,23 @@ TAKE_OUTBOX = f"""
     RETURNING {OUTBOX_COLUMNS}"""  # noqa: S608  # a constant
 DELETE_OUTBOX = """
     DELETE FROM outbox WHERE stream = :stream AND seq = :seq AND target = :target AND owner = :owner RETURNING seq"""
-INSERT_AUDIT = build_insert("audit")
-COUNT_REFUSED = build_insert(
-    "audit",
-    """(id) DO UPDATE SET refused = excluded.refused, count = audit.count + 1, last_at = excluded.last_at""",
+
+
+def _build_audit_insert(on_conflict: str) -> str:
+    """Build the INSERT of a row of the audit trail, with the labels of its subject's run, where the store has that."""
+    values = [
+        f"coalesce((SELECT {column} FROM runs WHERE context_id = :subject), :{column})"  # noqa: S608  # a constant
+        if column in ("agent", "tenant", "user_id")
+        else f":{column}"
+        for column in TABLES["audit"]
+    ]
+    columns = ", ".join(TABLES["audit"])
+    return f"INSERT INTO audit ({columns}) VALUES ({', '.join(values)}) ON CONFLICT {on_conflict}"  # noqa: S608  # constants
+
+
+INSERT_AUDIT = _build_audit_insert("DO NOTHING")
+COUNT_REFUSED = _build_audit_insert(
+    "(id) DO UPDATE SET refused = excluded.refused, count = audit.count + 1, last_at = excluded.last_at"
 )
 DELETE_AUDIT = "DELETE FROM audit WHERE id = :id RETURNING id"
 SELECT_ANSWERS = """
@@ -78,9 +91,6 @@ SELECT_ANSWERS = """
 SELECT_AUDIT = (
     f"SELECT {', '.join(TABLES['audit'])} FROM audit WHERE {{conditions}} ORDER BY at DESC, id DESC LIMIT :limit"  # noqa: S608  # constants
 )
-# Not a join: rows are read in the order of their index until the page is full, and each is looked up by its key.
-OTHERS_RUN = """
-    NOT EXISTS (SELECT 1 FROM runs WHERE context_id = audit.subject AND NOT coalesce({own}, false))"""
 # A key is free when its time is over, or its request counts as lost; it is the owner's own if an answer was lost.
 CLAIM_IDEMPOTENCY = build_insert(
     "idempotency",
@@ -121,6 +131,11 @@ def group_by_key(rows: Iterable[Sequence[Any]]) -> dict[str, dict[str, int]]:
     for table, key_id, count in rows:
         counts.setdefault(key_id, {})[table] = count
     return counts
+
+
+def _get_audit_values(row: AuditRow) -> dict[str, Any]:
+    values = asdict(cut_audit_row(row))
+    return values | {"user_id": values.pop("user")}
 
 
 class SurfaceTables(TokenTables, DecisionTables, WebhookTables, UsageTables):
@@ -222,11 +237,11 @@ class SurfaceTables(TokenTables, DecisionTables, WebhookTables, UsageTables):
 
     async def record_audit(self, row: AuditRow) -> None:
         """See :class:`perdure.ports.surfaces.Audit`."""
-        await self._change_rows(INSERT_AUDIT, **asdict(cut_audit_row(row)))
+        await self._change_rows(INSERT_AUDIT, **_get_audit_values(row))
 
     async def record_refused_audit(self, row: AuditRow) -> None:
         """See :class:`perdure.ports.surfaces.Audit`."""
-        await self._change_rows(COUNT_REFUSED, **asdict(cut_audit_row(build_refusal_row(row))))
+        await self._change_rows(COUNT_REFUSED, **_get_audit_values(build_refusal_row(row)))
         await self._change_rows(DELETE_AUDIT, id=row.id)
 
     async def list_audit(
@@ -259,7 +274,7 @@ class SurfaceTables(TokenTables, DecisionTables, WebhookTables, UsageTables):
             conditions.append("refused IS NOT NULL")
         if tenants is not None:
             own, names = build_in("tenant", "tenant", tenants)
-            conditions.append(OTHERS_RUN.format(own=own))
+            conditions.append(own)
             values |= names
         if after is not None:
             conditions.append("(at, id) < (:last_at, :last_id)")

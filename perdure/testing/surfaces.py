@@ -182,17 +182,23 @@ class MemorySurfaces(MemoryTokens, MemoryDecisions, MemoryWebhooks, MemoryUsage)
     async def record_audit(self, row: AuditRow) -> None:
         """Record a request."""
         self._raise_failure()
-        self.audit.setdefault(row.id, cut_audit_row(row))
+        self.audit.setdefault(row.id, self._label(row))
 
     async def record_refused_audit(self, row: AuditRow) -> None:
         """Count a refused request in the row of its caller's refusals."""
         self._raise_failure()
-        shared = cut_audit_row(build_refusal_row(row))
+        shared = self._label(build_refusal_row(row))
         if (earlier := self.audit.get(shared.id)) is not None:
             count = earlier.count + 1
             shared = replace(earlier, refused=shared.refused, count=count, last_at=shared.last_at)
         self.audit[shared.id] = shared
         self.audit.pop(row.id, None)
+
+    def _label(self, row: AuditRow) -> AuditRow:
+        run = self.all_runs.get(row.subject)
+        if run is not None:
+            row = replace(row, agent=run.agent, tenant=run.tenant or row.tenant, user=run.user or row.user)
+        return cut_audit_row(row)
 
     async def list_audit(
         self,
@@ -211,7 +217,6 @@ class MemorySurfaces(MemoryTokens, MemoryDecisions, MemoryWebhooks, MemoryUsage)
         self._raise_failure()
 
         def is_listed(row: AuditRow) -> bool:
-            run = self.all_runs.get(row.subject)
             return (
                 subject in (None, row.subject)
                 and by in (None, row.by)
@@ -219,7 +224,7 @@ class MemorySurfaces(MemoryTokens, MemoryDecisions, MemoryWebhooks, MemoryUsage)
                 and since <= row.at
                 and (not until or row.at < until)
                 and (not refused or row.refused is not None)
-                and (tenants is None or run is None or run.tenant in tenants)
+                and (tenants is None or row.tenant in tenants)
                 and (after is None or (row.at, row.id) < after)
             )
 

@@ -210,7 +210,10 @@ class Call:
     async def record_refusal(self, action: str, subject: str, error: PerdureError, detail: str | None = None) -> None:
         """Record in the audit trail that the caller was refused ``action``. ``subject`` is what exists, or a kind: each
         name that a caller thinks up would be a row of its own; ``detail`` has it."""
-        await SteeringAudit(self.client, action, subject, self.by, detail).record_refusal(error)
+        labels = {"tenant": self.caller.tenant}
+        if self.resource is not None and self.resource.id == subject:
+            labels |= {name: getattr(self.resource, name) for name in ("agent", *LABELS)}
+        await SteeringAudit(self.client, action, subject, self.by, detail, labels).record_refusal(error)
 
     async def authorize_start(self, action: str, name: str, start: Resource) -> Resource:
         """Return the new session of the request: ``start``, with the id that the ``name`` gives it. Every operation

@@ -8,18 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from typing import Any, Literal, cast
 
 from pydantic import BaseModel, Field
 
-from ..client.pages import decode_cursor, encode_cursor, gather_bounded
-from ..errors import InvalidInputError, PerdureError, WebhookNotFoundError
+from ..client.pages import decode_cursor, encode_cursor
+from ..errors import InvalidInputError, WebhookNotFoundError
 from ..ports.store import UsageFilter, UsageKey, UsageSum, timestamp
 from ..ports.surfaces import AuditRow
 from ..types.messages import NAME_CHARS, RUN_ID_CHARS, clean_text
-from .auth import Resource, RoleAuthorizer, Verb, get_list_scope
+from .auth import Resource, Verb, get_list_scope
 from .lists import Instant, PageQuery
 from .operations import Call, Input, Operation
 
@@ -118,16 +118,17 @@ async def list_audit(call: Call) -> AuditList:
     _check_texts(checked | {"tenant": query.tenant or ""})
     names = filters | {"tenant": query.tenant}
     after = None if query.cursor is None else decode_cursor("audit", names, query.cursor, 2)
-    subjects = _Subjects(call, query.tenant)
+    tenants = _list_tenants(call, query.tenant)
     store, entries = await call.client.store(), list[AuditEntry]()
     for _ in range(_MAX_READS):
         rows = await store.list_audit(
             **filters,
-            tenants=subjects.tenants,
+            tenants=tenants,
             after=None if after is None else (after[0], after[1]),
             limit=query.limit + 1,
         )
-        for row, entry in zip(rows, await subjects.build_entries(rows), strict=True):
+        for row in rows:
+            entry = await _build_visible_entry(call, row)
             if len(entries) == query.limit:  # and there is another row
                 return AuditList(data=entries, cursor=encode_cursor("audit", names, cast(Sequence[str], after)))
             entries += [entry] if entry is not None else []
@@ -143,61 +144,21 @@ def _check_texts(texts: Mapping[str, str]) -> None:
             raise InvalidInputError(f"{name}: {text!r:.60} has characters that no text of the store has")
 
 
-@dataclass
-class _Subjects:
-    """Finds out what rows of the audit trail are about, and which of them the caller may see."""
+def _list_tenants(call: Call, tenant: str | None) -> Sequence[str] | None:
+    """Return the tenants whose rows the store need list: ``tenant`` is the one that is asked for."""
+    own = get_list_scope(call.caller).tenants
+    if tenant is None:
+        return own
+    return [tenant] if own is None or tenant in own else []
 
-    call: Call
-    tenant: str | None
-    """The tenant that is asked for."""
 
-    @property
-    def tenants(self) -> Sequence[str] | None:
-        """The tenants whose runs the store need list."""
-        own = get_list_scope(self.call.caller).tenants
-        if self.tenant is None:
-            return own
-        return [self.tenant] if own is None or self.tenant in own else []
-
-    async def build_entries(self, rows: Sequence[AuditRow]) -> list[AuditEntry | None]:
-        """Build the entries of ``rows``; None for one that is not the caller's."""
-        named = [(find_kind(row.verb), row.subject) for row in rows]
-        subjects = list(dict.fromkeys(named))
-        found = dict(zip(subjects, await gather_bounded(lambda one: self._find(*one), subjects), strict=True))
-        resources = [(subject, found[subject]) for subject in named]
-        return [
-            None if resource is None else _build_entry(row, kind, resource)
-            for row, ((kind, _), resource) in zip(rows, resources, strict=True)
-        ]
-
-    async def _find(self, kind: SubjectKind, id: str) -> Resource | None:
-        """Return the subject with its labels, where they are known; None for one that the caller may not see."""
-        resource = Resource(kind, id)
-        try:
-            match kind:
-                case "session":
-                    row = await (await self.call.client.store()).get_run(id)
-                    if row is not None:
-                        resource = Resource(kind, id, row.agent, row.tenant, row.user)
-                    elif self._needs_labels():
-                        resource = await self.call.web.find_session(id)
-                case "schedule" if self._needs_labels():
-                    resource = await self.call.web.find_schedule(id)
-                case "webhook":
-                    webhook = await self.call.client.webhooks.get(id)
-                    resource = Resource(kind, id, webhook.agent, webhook.tenant)
-        except PerdureError:  # deleted, or Temporal does not answer: whose it is, is unknown
-            pass
-        if self.tenant is not None and resource.tenant != self.tenant:
-            return None
-        verb: Verb = "operate" if kind in ("session", "schedule") else "admin"
-        return resource if await self.call.may(verb, resource) else None
-
-    def _needs_labels(self) -> bool:
-        """Whether labels that Temporal alone knows decide: who may see everything reads the trail without Temporal."""
-        scope = get_list_scope(self.call.caller)
-        is_limited = (scope.tenants, scope.agents, scope.sessions) != (None, None, None)
-        return is_limited or self.tenant is not None or not isinstance(self.call.web.authorizer, RoleAuthorizer)
+async def _build_visible_entry(call: Call, row: AuditRow) -> AuditEntry | None:
+    """Build the entry of a row; None for one about what the caller may not see. The labels are those that the row was
+    written with: the id may stand for another run by now."""
+    kind = find_kind(row.verb)
+    resource = Resource(kind, row.subject, row.agent, row.tenant, row.user)
+    verb: Verb = "operate" if kind in ("session", "schedule") else "admin"
+    return AuditEntry(**asdict(row), kind=kind) if await call.may(verb, resource) else None
 
 
 def find_kind(verb: str) -> SubjectKind:
@@ -207,10 +168,6 @@ def find_kind(verb: str) -> SubjectKind:
     if "webhook" in verb or verb.endswith(("_delivery", "_deliveries")):
         return "webhook"
     return "schedule" if "schedule" in verb else "session"
-
-
-def _build_entry(row: AuditRow, kind: SubjectKind, resource: Resource) -> AuditEntry:
-    return AuditEntry(**asdict(row), kind=kind, agent=resource.agent, tenant=resource.tenant, user=resource.user)
 
 
 # ---

@@ -272,7 +272,9 @@ async def _put_schedule(
 
 
 def _get_schedule(call: Call) -> Schedule:
-    return call.client.get_schedule(call.params["id"])
+    schedule, resource = call.client.get_schedule(call.params["id"]), cast(Resource, call.resource)
+    schedule.labels = {"agent": resource.agent, "tenant": resource.tenant, "user": resource.user}
+    return schedule
 
 
 async def get_schedule(call: Call) -> ScheduleInfo:

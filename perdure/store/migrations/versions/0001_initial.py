@@ -294,8 +294,12 @@ def _create_audit() -> None:
         sa.Column("refused", TEXT),
         sa.Column("count", sa.Integer, nullable=False),
         sa.Column("last_at", TEXT),
+        sa.Column("agent", TEXT),
+        sa.Column("tenant", TEXT),
+        sa.Column("user_id", TEXT),
     )
     op.create_index("audit_at", "audit", ["at", "id"])
+    op.create_index("audit_tenant", "audit", ["tenant", "at", "id"])
     op.create_index("audit_subject", "audit", ["subject", "at", "id"])
     op.create_table(
         "idempotency",
