@@ -34,6 +34,7 @@ Reach = Literal["anyone", "allowed", "operator", "service", "never"]
 
 START_FIELDS: Mapping[str, Reach] = {
     "agent": "anyone",
+    "by": "service",
     "message": "anyone",
     "mode": "anyone",
     "context": "allowed",
@@ -56,6 +57,7 @@ MESSAGE_FIELDS: Mapping[str, Reach] = {
     "typed": "service",
     "id": "anyone",
     "by": "service",
+    "asked_by": "never",
     "on_behalf_of": "never",
     "caller_request": "service",
     "task_id": "anyone",

@@ -115,7 +115,7 @@ async def ask(http: httpx.AsyncClient, client: Client, caller: Caller, content: 
     """The answer of a new run."""
     made = await start(http, caller, content, mode="run", **fields)
     assert made.status_code == 201, made.text
-    return (await client.run(made.json()["id"]).result()).content
+    return (await client.run(caller.read_id(made.json()["id"])).result()).content
 
 
 async def tell(http: httpx.AsyncClient, client: Client, caller: Caller, id: str, content: str, **fields: Any) -> str:
@@ -123,7 +123,7 @@ async def tell(http: httpx.AsyncClient, client: Client, caller: Caller, id: str,
     body = {"type": "message", "content": content, **fields}
     sent = await http.post(f"/v1/sessions/{id}/events", json=body, headers=by(caller))
     assert sent.status_code == 202, sent.text
-    return (await client.run(id).turn(sent.json()["task_id"]).result()).content
+    return (await client.run(caller.read_id(id)).turn(sent.json()["task_id"]).result()).content
 
 
 # ---
@@ -177,7 +177,7 @@ async def test_a_sender_reaches_a_run_by_no_field_that_is_not_anyone_s(engine: E
     async with engine.served(build_agent(model)) as client, connect(client) as http:
         made = await start(http, SAM, "hi", id="own")
         assert made.status_code == 201
-        await client.run("own").turn().result()
+        await client.run(SAM.read_id("own")).turn().result()
         doors = {
             "/v1/sessions": ({"agent": "support", "content": "x"}, NewSession),
             "/v1/sessions/own/events": ({"type": "message", "content": "x"}, NewMessage),
@@ -240,12 +240,16 @@ async def test_limits_only_lower(engine: Engine) -> None:
         for override, calls, iterations in ((raised, 2, 50), (lowered, 1, 3)):
             name = f"calls-{calls}"
             await start(http, SAM, "who", id=name, override=override)
-            await client.run(name).turn().result()
-            limits = {(use.scope, use.name): use.allowed for use in (await client.run(name).status()).limits}
+            await client.run(SAM.read_id(name)).turn().result()
+            limits = {
+                (use.scope, use.name): use.allowed for use in (await client.run(SAM.read_id(name)).status()).limits
+            }
             assert limits["run", "tool_calls"] == limits["turn", "tool_calls"] == calls
             assert limits["turn", "max_iterations"] == iterations
         await tell(http, client, OPAL, "calls-1", "hi", override={"limits": {"tool_calls": 500}})
-        limits = {(use.scope, use.name): use.allowed for use in (await client.run("calls-1").status()).limits}
+        limits = {
+            (use.scope, use.name): use.allowed for use in (await client.run(SAM.read_id("calls-1")).status()).limits
+        }
         assert limits["run", "tool_calls"] == 1  # what the run's first caller has lowered stays
 
 
@@ -290,7 +294,7 @@ async def test_ctx_says_who_has_called(engine: Engine) -> None:
         assert await tell(http, client, PAT, "s", "who") == "pat for sam of acme"
         assert await tell(http, client, SAM, "s", "who") == "sam for sam of acme"
         fork = await http.post("/v1/sessions/s/fork", json={"content": "who"}, headers=by(PAT))
-        assert (await client.run(fork.json()["id"]).turn().result()).content == "pat for sam of acme"
+        assert (await client.run(SAM.read_id(fork.json()["id"])).turn().result()).content == "pat for sam of acme"
         turn = await client.send("support", "who", id="python", by="ops", tenant="acme", user="ann")
         assert (await turn.result()).content == "ops for ann of acme"
 
@@ -299,7 +303,10 @@ async def test_an_id_of_a_message_does_not_keep_the_last_caller(engine: Engine) 
     """The engine's own reminders come from nobody, and have such an id."""
     async with engine.served(build_agent(Puppet())) as client, connect(client) as http:
         await start(http, OPAL, "who", id="s")
-        assert await tell(http, client, SAM, "s", "who", message_id="perdure:reminder") == "sam for opal of acme"
+        body = {"type": "message", "content": "who", "message_id": "perdure:reminder"}
+        refused = await http.post("/v1/sessions/s/events", json=body, headers=by(SAM))
+        assert (refused.status_code, refused.json()["error"]) == (400, "InvalidInputError")
+        assert await tell(http, client, SAM, "s", "who", message_id="reminder") == "sam for opal of acme"
 
 
 async def test_a_subagent_works_for_the_caller_of_the_run_above_it(engine: Engine) -> None:
@@ -309,7 +316,7 @@ async def test_a_subagent_works_for_the_caller_of_the_run_above_it(engine: Engin
         order = 'call_support {"task": "who"}'
         body = {"agent": "lead", "content": order, "id": "s"}
         assert (await http.post("/v1/sessions", json=body, headers=by(SAM))).status_code == 201
-        assert (await client.run("s").turn().result()).content == "sam for sam of acme"
+        assert (await client.run(SAM.read_id("s")).turn().result()).content == "sam for sam of acme"
         assert await tell(http, client, PAT, "s", order) == "pat for sam of acme"
 
 
@@ -334,13 +341,13 @@ async def test_artifacts_are_reached_by_no_namespace(engine: Engine) -> None:
     async with engine.served(build_agent(Puppet(), toolsets=[Artifacts()])) as client, connect(client) as http:
         made = await start(http, BOB, 'artifact_create {"name": "plan", "content": "BETA"}', id="b", mode="run")
         assert made.status_code == 201
-        await client.run("b").result()
-        assert await client.run("b").artifact("plan") == "BETA"
+        await client.run(BOB.read_id("b")).result()
+        assert await client.run(BOB.read_id("b")).artifact("plan") == "BETA"
         spy = f"note {json.dumps({'text': 'x', 'namespace': 'artifacts:b'})}"
         assert await ask(http, client, SAM, spy) == "{}"
         assert await ask(http, client, BOB, spy) == "{}"
         await client.memory.put("artifacts:b", "last:plan", "forged")
-        assert await client.run("b").artifact("plan") == "BETA"
+        assert await client.run(BOB.read_id("b")).artifact("plan") == "BETA"
 
 
 async def test_claims_are_for_agents_that_say_so(engine: Engine) -> None:
@@ -421,9 +428,9 @@ async def test_the_service_s_context_goes_before_what_a_caller_claims(engine: En
         assert model.last.system == "You talk to sam of acme."
         made = await start(http, SAM, "hi", id="s")
         assert made.status_code == 201
-        await client.run("s").turn().result()
+        await client.run(SAM.read_id("s")).turn().result()
         fork = await http.post("/v1/sessions/s/fork", json={"content": "again"}, headers=by(PAT))
-        await client.run(fork.json()["id"]).turn().result()
+        await client.run(SAM.read_id(fork.json()["id"])).turn().result()
         assert model.last.system == "You talk to pat of acme."
 
 
@@ -496,7 +503,7 @@ async def test_the_worker_of_an_internal_agent_refuses_a_caller_whom_the_service
             patch.setattr(AgentTerms, "find", find)
             made = await start(http, SAM, "refund", mode="run")
         with pytest.raises(Exception, match="is internal"):
-            await client.run(made.json()["id"]).result()
+            await client.run(SAM.read_id(made.json()["id"])).result()
         assert len(model.requests) == 1
 
 
