@@ -221,6 +221,7 @@ class Call:
         ``RunIdError`` for an id that no new run may have, and for that of a run that the caller may not see.
         """
         error: PerdureError | None = None
+        subject: str = start.kind
         try:
             start = replace(start, id=check_run_name(name, start.tenant))
         except RunIdError as refused:
@@ -231,9 +232,9 @@ class Call:
         elif error is None:
             with suppress(RunNotFoundError):
                 if not await self.may("read", await self.web.find_session(str(start.id))):
-                    error = build_run_id_error()
+                    error, subject = build_run_id_error(), str(start.id)
         if error is not None:
-            await self.record_refusal(action, start.kind, error, start.id or name)
+            await self.record_refusal(action, subject, error, start.id or name)
             raise error
         return start
 

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 
@@ -74,7 +75,7 @@ async def test_a_decision_is_sent_when_it_is_due(engine: Engine) -> None:
         assert (deferred.tenant, deferred.user, deferred.agent, deferred.by) == ("acme", "weber", "payer", "bob")
         rows = await store.list_audit(subject=run.id)
         assert ("bob", "approve", "token:bob") in [(row.by, row.verb, row.auth) for row in rows]
-        page = await browser.open(f"/inbox/{run.id}/{deferred.call_id}/outcome?hash={deferred.hash}")
+        page = await browser.open(f"/inbox/{quote(run.id, safe='')}/{deferred.call_id}/outcome?hash={deferred.hash}")
         assert "Approved by you" in page.squeeze()
 
 
@@ -89,7 +90,7 @@ async def test_a_decision_is_taken_back_by_one_of_two(engine: Engine) -> None:
         await bob.open("/inbox")
         assert "Approving pay, by ada" in bob.page.squeeze(), "others see it, and the form is gone"
         assert not [form for form in bob.page.forms if ("decision", "approve") in form.buttons if form.id != "bulk"]
-        await ada.open(f"/inbox/{run.id}/{call_id}?hash={shown}")
+        await ada.open(f"/inbox/{quote(run.id, safe='')}/{call_id}?hash={shown}")
         forms = [find_undo(ada), find_undo(bob)]
         await eve.open("/inbox")
         await eve.send(HtmlForm(forms[0].action, "post", fields=[*eve.page.forms[0].fields]), decision_id="x")
@@ -197,7 +198,7 @@ async def test_without_a_worker_a_decision_waits_visibly_and_is_sent_when_one_co
         await browser.send(row_form(browser, run), ("decision", "approve"))
         assert "Approving pay, by you" in browser.page.squeeze()
         [row] = await (await client.store()).list_decisions([run.id])
-        address = f"/inbox/{run.id}/{row.call_id}/outcome?hash={row.hash}"
+        address = f"/inbox/{quote(run.id, safe='')}/{row.call_id}/outcome?hash={row.hash}"
 
         async def is_said() -> bool:
             return "no worker has polled task queue" in (await browser.open(address)).squeeze()

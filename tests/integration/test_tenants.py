@@ -151,10 +151,10 @@ async def test_a_plain_client_that_reopens_a_conversation(engine: Engine) -> Non
         with pytest.raises(InvalidInputError, match="of tenant 'evil' begins with '@evil/'"):
             await evil.result()
         eve = await start_plainly(client, chat, {**again, "user": "eve"})
-        with pytest.raises(InvalidInputError, match="was not begun for user 'eve'"):
+        with pytest.raises(RunIdError):
             await eve.result()
         stored = await row(client, chat)
-        assert (stored.tenant, stored.user, stored.status) == ("acme", "ann", "failed")
+        assert (stored.tenant, stored.user, stored.status) == ("acme", "ann", "completed")
         assert users(await client.run(chat).transcript()) == ["One."]
         assert await client.list(tenant="evil") == []
         silent = await start_plainly(client, chat, again)
