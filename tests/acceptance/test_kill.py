@@ -38,7 +38,7 @@ TOOL_SECONDS = 0.3
 
 
 KILLED_AT = [
-    *(("work", point) for point in POINTS if not point.startswith("webhook.")),
+    *(("work", point) for point in POINTS if not point.startswith(("webhook.", "decision."))),
     *(("look", point) for point in ("tool.claimed", "tool.acted")),  # a recorded outcome is returned of any tool
 ]
 
