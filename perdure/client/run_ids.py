@@ -8,7 +8,7 @@ from typing import Any
 
 from ..errors import RunIdError
 from ..types.messages import clean_text
-from ..types.run_ids import build_run_id, build_run_id_error, check_run_name
+from ..types.run_ids import RUN_ID_BYTES, build_run_id, build_run_id_error, check_run_name
 from .handles import ClientHandle
 
 
@@ -42,4 +42,7 @@ async def find_message_target(
     try:
         return await claim_run_id(client, name, {**start, "user": None}), start
     except RunIdError:
-        return build_run_id(clean_text(name), start.get("tenant")), None
+        run_id = build_run_id(name, start.get("tenant"))
+        if not name or run_id != clean_text(run_id) or len(run_id.encode()) > RUN_ID_BYTES:
+            raise
+        return run_id, None
