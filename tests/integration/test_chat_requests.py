@@ -17,6 +17,7 @@ from perdure.errors import ApprovalDecidedError, InvalidInputError
 from perdure.ports import ModelRequest
 from perdure.testing import ScriptedProvider, call
 from tests.support.checks import users
+from tests.support.children import find_child_id
 from tests.support.commands import Commands
 from tests.support.engine import Engine
 from tests.support.scripts import Gate, replied
@@ -59,13 +60,14 @@ async def test_a_chat_decides_calls_of_its_run_and_of_subagents(engine: Engine) 
             return len(found) == 3
 
         await eventually(all_wait)
-        assert set(found) == {"chat refund", "chat pick", "chat/3 refund"}
+        below = f"{await find_child_id(client, 'chat', 3)} refund"
+        assert set(found) == {"chat refund", "chat pick", below}
         shown = found["chat refund"]
-        reused = replace(shown, call=shown.call.model_copy(update={"hash": found["chat/3 refund"].call.hash}))
+        reused = replace(shown, call=shown.call.model_copy(update={"hash": found[below].call.hash}))
         with pytest.raises(InvalidInputError, match="its hash is another"):  # not the call that the prompt had shown
             await session.decide(ApprovalEntry(reused, approved=False))
         await session.decide(ApprovalEntry(shown, approved=False, comment="no"))
-        await session.decide(ApprovalEntry(found["chat/3 refund"], approved=True))
+        await session.decide(ApprovalEntry(found[below], approved=True))
         with pytest.raises(ApprovalDecidedError, match="already denied"):
             await session.decide(ApprovalEntry(found["chat refund"], approved=True))
         await session.decide(AnswerEntry(found["chat pick"], "this one"))

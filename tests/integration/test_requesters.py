@@ -204,7 +204,7 @@ async def test_who_answered_a_background_run_counts_in_the_later_turn_that_colle
         run = await script.client.start("boss", "Start.", mode="session", by="sam", max_history_events=15)
         waiting = await find_waiting(script.client, "choose", agent="clerk")
         await waiting.answer("bob", by="alice")
-        await script.client.run(f"{run.id}/1").result()
+        await script.client.run(waiting.run_id).result()
         turn = await run.send("Close it.", by="tom")
         await check_requesters(script.client, "tom", "sam", "alice")
         await turn.result()

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from perdure.errors import RunIdError
 from perdure.ports import Commit, EventBatch, EventRow, NewEvent, Outcome, Store, build_batch_token
 from perdure.store.postgres import PostgresStore
 from perdure.store.sqlite import SqliteStore
@@ -134,7 +135,9 @@ async def test_fences_and_keys_are_each_runs_own(store: Store):
 
 async def test_the_first_batch_says_where_events_stand(store: Store):
     await store.append(replace(batch("c/1", LimitReached()), lineage=None))
-    await store.append(batch("c/1", LimitReached()))
+    with pytest.raises(RunIdError):  # it is a root by now
+        await store.append(batch("c/1", LimitReached()))
+    await store.append(replace(batch("c/1", LimitReached()), lineage=None))
     await store.append(batch("c/10", LimitReached()))
     await store.append(
         replace(batch("c/10", RunEvent(state="terminated")), lineage=None)
@@ -243,10 +246,13 @@ async def play(store: Store, name: str, writes: list[tuple[str, EventBatch, str]
                 way = way.model_copy(update={"path": (AGAIN, *way.path[1:])})
             there = None if way is None else way.model_copy(update={"root": f"{name}c"})
             one = replace(one, context_id=f"{name}{one.context_id}", lineage=there)
-            if how == "append":
-                answers.append(await store.append(one))
-            else:
-                answers.append(await store.commit(Commit(outcome=Outcome(f"{name}{n}", "model", b"1"), events=one)))
+            try:
+                if how == "append":
+                    answers.append(await store.append(one))
+                else:
+                    answers.append(await store.commit(Commit(outcome=Outcome(f"{name}{n}", "model", b"1"), events=one)))
+            except RunIdError:
+                answers.append(RunIdError)
             numbered(await store.read_events(f"{name}c"), gone)
         for of, children in itertools.product(ON_THE_WAY, (True, False)):
             answers.append(await store.read_events(f"{name}{of}", children=children))
