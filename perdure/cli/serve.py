@@ -160,7 +160,7 @@ async def _serve(
     exit_limit = ExitLimit()
     try:
         connection = StoreOptions(server.address, server.namespace, server.profile, server.store_url)
-        opening = open_client(connection, start_server=file is not None, task_queue=queue, warnings=True, wait=True)
+        opening = open_client(connection, start_server=file is not None, task_queue=queue, warnings=True, wait=options.api)
         async with opening as client:
             client.store_url = client.store_url or (config.get_home_store_url() if file is not None else None)
             if client.store_url is None:
