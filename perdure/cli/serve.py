@@ -160,7 +160,8 @@ async def _serve(
     exit_limit = ExitLimit()
     try:
         connection = StoreOptions(server.address, server.namespace, server.profile, server.store_url)
-        opening = open_client(connection, start_server=file is not None, task_queue=queue, warnings=True, wait=options.api)
+        waits = options.api  # a console that finds no server ends, and says so
+        opening = open_client(connection, start_server=file is not None, task_queue=queue, warnings=True, wait=waits)
         async with opening as client:
             client.store_url = client.store_url or (config.get_home_store_url() if file is not None else None)
             if client.store_url is None:
