@@ -39,7 +39,8 @@ async def test_b1_a_session_of_generic_messages_comes_in_and_goes_out(engine: En
         kept = await client.file(response.messages[4].parts[1])
         with pytest.raises(InvalidInputError, match=r"session\[1\]: type is one of"):
             await client.start("notes", "Go.", history=[*session[:1], {"type": "tool", "content": "x"}])
-    assert flat[:6] == session
+    # What comes from outside says who has brought it.
+    assert flat[:6] == [{**item, "given_by": "tests"} if item["type"] == "tool_result" else item for item in session]
     said = [(entry["type"], entry.get("content") or entry.get("output") or entry.get("input")) for entry in flat[6:]]
     assert said == [
         ("user", "Note b too."),
