@@ -138,7 +138,8 @@ async def test_b2_a_session_that_nobody_signed_is_taken_without_its_thinking(eng
         async with engine.served(agent) as client:
             response = await (await client.start("notes", "And?", history=PLAIN)).result()
     assert response.content == "Noted."
-    assert to_session(response.messages)[: len(PLAIN)] == PLAIN
+    kept = [{**item, "given_by": "tests"} if item["type"] == "tool_result" else item for item in PLAIN]
+    assert to_session(response.messages)[: len(PLAIN)] == kept
     [request] = api.requests
     assert "I shall." not in json.dumps(request)
     assert "At once." in json.dumps(request)
