@@ -125,11 +125,9 @@ class StepTasks:
                 raw = await run_shielded(get_host().execute_activity(COLLECT_ACTIVITY, task, **options))
                 break
             except ActivityError as error:
-                failure = read_activity_failure(error)
-                reason = f"what {what} has recorded could not be read: {failure}"
+                reason = f"what {what} has recorded could not be read: {read_activity_failure(error)}"
                 get_logger().error("run %s: %s", state.context_id, reason)
-                if self.is_cancelling() or failure.type == "StoreMismatchError":
-                    # Every attempt looked into this other store: the step fails with the error that says so.
+                if self.is_cancelling():
                     return True
                 if not isinstance(error.cause, TemporalTimeoutError):
                     self._pause(state, reason, work)
