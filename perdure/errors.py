@@ -193,7 +193,8 @@ LIST_HINT = "`perdure list` shows all runs."
 
 
 class RunStuckError(PerdureError):
-    """The run's workflow task fails repeatedly; the hint says how to repair the run."""
+    """The run cannot go on by itself: its workflow task fails repeatedly, or it has paused at a failure. The hint says how
+    to repair the run."""
 
 
 class RunExistsError(PerdureError):

@@ -46,26 +46,35 @@ STATUS_POLL_SECONDS = 0.5
 
 
 @asynccontextmanager
-async def show_activity(run: Run, *, announce: bool = True) -> AsyncIterator[None]:
-    """Show the activity of ``run`` for the length of the block. ``announce`` prints its id if there is no live line."""
+async def show_activity(
+    run: Run, *, announce: bool = True, unattended: bool = False
+) -> AsyncIterator[asyncio.Task[None]]:
+    """Show the activity of ``run`` for the length of the block. ``announce`` prints its id if there is no live line.
+
+    Yields the task that reads its status; ``unattended``: the task raises ``RunStuckError`` when the run has paused at
+    a failure, which only an operator can mend.
+    """
+    from ..client.tasks import background_task
+
     with _open_activity_display(run.id, announce=announce) as show:
-        polling = asyncio.ensure_future(_poll_activity(run, show))
-        try:
-            yield
-        finally:
-            polling.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await polling
+        async with background_task(_poll_activity(run, show, unattended=unattended)) as polling:
+            yield polling
 
 
-async def _poll_activity(run: Run, show: Callable[[str], None]) -> None:
-    shown = ""
+async def _poll_activity(run: Run, show: Callable[[str], None], *, unattended: bool) -> None:
+    shown, failure = "", None
     while True:
         with contextlib.suppress(PerdureError):  # waiting for the run's end reports it
-            activity = format_activity(await run.status())
+            status = await run.status()
+            activity = format_activity(status)
             if activity and activity != shown:
                 show(activity)
                 shown = activity
+            if unattended and status.state == "paused" and status.pause is None and status.at_limit is None:
+                failure = status.reason
+        if failure is not None:
+            hint = f"perdure resume {run.id} goes on when the cause is gone."
+            raise RunStuckError(f"run {run.id!r} is paused: {failure}", hint=hint)
         await asyncio.sleep(STATUS_POLL_SECONDS)
 
 

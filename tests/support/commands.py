@@ -11,8 +11,9 @@ import functools
 import io
 import logging
 import sys
+import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import pytest
@@ -25,6 +26,10 @@ from perdure.errors import PerdureError
 from tests.support.cli import Done
 from tests.support.engine import Engine
 from tests.support.in_process import InProcessEngine
+
+
+_BOUND_SECONDS = 90
+"""The longest that any command of a test takes, on a busy machine. Its thread cannot be ended: it is left behind."""
 
 
 class _Streams:
@@ -73,7 +78,7 @@ class _Routed:
 class RunningCommand:
     """A command that runs; ``until`` reads what it says."""
 
-    def __init__(self, streams: _Streams, task: asyncio.Task[int]) -> None:
+    def __init__(self, streams: _Streams, task: asyncio.Future[int]) -> None:
         self._streams = streams
         self._task = task
         self._read = 0
@@ -125,15 +130,18 @@ class Commands:
             patch.setattr(address_module, "connect", connect)
 
     async def __call__(self, *arguments: str, stdin: str = "") -> Done:
-        """Run it to its end, with ``stdin`` to read."""
+        """Run it to its end, with ``stdin`` to read. Raises ``AssertionError`` for one that has not ended after 90 s."""
         streams = self._streams(stdin)
-        code = await asyncio.to_thread(_run, arguments, streams)
+        running = _start(arguments, streams)
+        done, _ = await asyncio.wait({running}, timeout=_BOUND_SECONDS)
+        assert done, f"perdure {' '.join(arguments)} does not end:\n{streams.both.getvalue()}"
+        code = running.result()
         return Done(code, streams.stdout.getvalue(), streams.stderr.getvalue())
 
     async def spawn(self, *arguments: str) -> RunningCommand:
         """Start it; what it says on both streams is read together. It must end by itself."""
         streams = self._streams("")
-        return RunningCommand(streams, asyncio.ensure_future(asyncio.to_thread(_run, arguments, streams)))
+        return RunningCommand(streams, _start(arguments, streams))
 
     def _streams(self, stdin: str) -> _Streams:
         # Not routed: the chat reads lines in a thread of its own. So two commands at once cannot both be given lines.
@@ -142,6 +150,32 @@ class Commands:
             if not isinstance(getattr(sys, name), _Routed):  # pytest sets its own for each phase of a test
                 self._patch.setattr(sys, name, _Routed(name))
         return _Streams()
+
+
+def _start(arguments: tuple[str, ...], streams: _Streams) -> asyncio.Future[int]:
+    """In a daemon thread: one that never ends does not keep the process."""
+    loop = asyncio.get_running_loop()
+    ending: asyncio.Future[int] = loop.create_future()
+
+    def settle(code: int | None, error: BaseException | None) -> None:
+        if ending.cancelled():
+            return
+        if error is not None:
+            ending.set_exception(error)
+        elif code is not None:
+            ending.set_result(code)
+
+    def work() -> None:
+        code, failure = None, None
+        try:
+            code = _run(arguments, streams)
+        except BaseException as error:
+            failure = error
+        with suppress(RuntimeError):  # the test has ended without it
+            loop.call_soon_threadsafe(settle, code, failure)
+
+    threading.Thread(target=work, name="perdure " + " ".join(arguments[:2]), daemon=True).start()
+    return ending
 
 
 def _run(arguments: tuple[str, ...], streams: _Streams) -> int:

@@ -10,7 +10,7 @@ import uuid
 from collections.abc import AsyncIterator, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ...errors import InvalidInputError, PerdureError, RunNotFoundError
+from ...errors import InvalidInputError, PerdureError, RunNotFoundError, RunStuckError
 from ...terminal import print_line, print_text
 from ..options import build_content
 from ..output import OutputOptions, get_answer_text, print_error
@@ -34,7 +34,8 @@ if TYPE_CHECKING:
 async def run_piped_chat(session: ChatSession, first: str | None, output: OutputOptions) -> int:
     """Send ``first`` (``-``: all of stdin, as one message), then each line, and return the exit code.
 
-    A turn that fails is reported, and the next line is sent; the exit code is then 1.
+    A turn that fails is reported, and the next line is sent; the exit code is then 1. Raises ``RunStuckError`` if the
+    conversation pauses at a failure.
     """
     code = 0
     results: list[dict[str, Any]] = []
@@ -43,6 +44,8 @@ async def run_piped_chat(session: ChatSession, first: str | None, output: Output
         turn, _ = await session.send_message(text)
         try:
             response = await _wait_for_chat_answer(session, turn)
+        except RunStuckError:
+            raise
         except PerdureError as error:
             print_error(error)
             code = 1
@@ -61,9 +64,11 @@ async def run_piped_chat(session: ChatSession, first: str | None, output: Output
 
 async def _wait_for_chat_answer(session: ChatSession, turn: Turn) -> Response:
     """The answer. Ctrl-C interrupts the turn as well."""
+    from ...client.tasks import wait_beside
+
     try:
-        async with show_activity(session.run, announce=False):
-            return await session.wait_for_answer(turn)
+        async with show_activity(session.run, announce=False, unattended=True) as watching:
+            return await wait_beside(session.wait_for_answer(turn), watching)
     except asyncio.CancelledError:
         with contextlib.suppress(PerdureError):
             await session.run.interrupt()
