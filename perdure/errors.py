@@ -193,8 +193,8 @@ LIST_HINT = "`perdure list` shows all runs."
 
 
 class RunStuckError(PerdureError):
-    """The run cannot go on by itself: its workflow task fails repeatedly, or it has paused at a failure. The hint says how
-    to repair the run."""
+    """The run cannot go on by itself: its workflow task fails repeatedly, or it has paused at a failure. The hint says
+    how to repair it."""
 
 
 class RunExistsError(PerdureError):

@@ -84,7 +84,7 @@ REFUSALS: tuple[tuple[RPCStatusCode, str, Refusal], ...] = (
     (_Status.INVALID_ARGUMENT, "", Refusal.INVALID),
     (_Status.PERMISSION_DENIED, "", Refusal.SETUP),
     (_Status.UNAUTHENTICATED, "", Refusal.SETUP),
-    (_Status.UNIMPLEMENTED, "", Refusal.SETUP),
+    (_Status.UNIMPLEMENTED, "", Refusal.REFUSED),  # an older server, or a proxy that does not pass it on
     (_Status.ALREADY_EXISTS, "", Refusal.REFUSED),
     (_Status.OUT_OF_RANGE, "", Refusal.REFUSED),
     (_Status.DATA_LOSS, "", Refusal.REFUSED),

@@ -7,10 +7,12 @@ in the journal, so that an attempt that was only taken for lost cannot begin it 
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any, cast
 
 from temporalio import activity
 
+from ..errors import RunIdError
 from ..ports import Commit, EventBatch, Outcome, Store, build_batch_token
 from ..stages.event_builders import build_tool_end_events
 from ..stages.event_stream import build_event_batch
@@ -35,14 +37,18 @@ class CollectActivity:
         return await self.call(cast(CollectCall, call))
 
     async def call(self, call: CollectCall) -> CollectOutput:
-        """Return what the journal has. Raises ``StoreError``, also for a run that is kept in another store."""
+        """Return what the journal has: nothing of a run that the store refuses (``RunIdError``), because it was deleted,
+        or its id is another's. Raises ``StoreError``, also for a run that is kept in another store.
+        """
         model, tool = call.input.model, call.input.tool
         for task in filter(None, (model, tool)):
             check_store_id(task, self._journal.store_id)
-        return CollectOutput(
-            model=None if model is None else await self._collect_reply(call, model),
-            tool=None if tool is None else await self._collect_result(call, tool),
-        )
+        with suppress(RunIdError):
+            return CollectOutput(
+                model=None if model is None else await self._collect_reply(call, model),
+                tool=None if tool is None else await self._collect_result(call, tool),
+            )
+        return CollectOutput()
 
     async def _collect_reply(self, call: CollectCall, task: ModelInput) -> ModelOutput | None:
         key, recorded = await find_model_outcome(self._journal, task, call.asked_at)

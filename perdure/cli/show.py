@@ -98,7 +98,7 @@ async def read_run_details(run: Run, *, full: bool = False, tree: bool = True) -
     """
     from ..client.decisions import merge_decisions
 
-    status = await _read_run_status(run)
+    status = await _read_run_status(run, decided=tree)
     ui = await find_ui_url(run.client, run.id) if tree else None
     details = RunDetails(status, None, decided=list(status.decided), ui=ui)
     try:
@@ -428,7 +428,7 @@ async def _list_runs_below(
     async def list_subtree(child: Run, background: bool) -> list[SubagentRun]:
         try:
             async with slots:
-                status = await _read_run_status(child)
+                status = await _read_run_status(child, decided=False)
         except RunNotFoundError:
             return []
         return [SubagentRun(depth, status, background), *await _list_runs_below(child, depth + 1, children, slots)]
@@ -438,12 +438,12 @@ async def _list_runs_below(
     return [child for subtree in subtrees for child in subtree]
 
 
-async def _read_run_status(run: Run) -> Status:
+async def _read_run_status(run: Run, *, decided: bool) -> Status:
     """The status, or what the store knows of a run that Temporal has deleted. Raises ``RunNotFoundError``."""
     from ..types.interface import Response, Status
 
     try:
-        return await run.status()
+        return await run.status(decided=decided)
     except RunNotFoundError:
         row = await (await run.client.store()).get_run(run.id)
         if row is None:

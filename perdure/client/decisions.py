@@ -18,13 +18,12 @@ from typing import Any, NamedTuple
 
 from .. import events
 from ..errors import InvalidInputError, PerdureError, RunClosedError
-from ..loop.payload_limits import DECISIONS_BYTES, select_latest_rows
+from ..loop.payload_limits import DECISIONS_BYTES, MAX_PAST_DECISIONS, select_latest_rows
 from ..loop.requests import as_text, build_late_error, find_repeated, hash_answer, read_answer, read_decision
 from ..temporal_errors import build_unreachable_error
 from ..types.approvals import ApprovalDecision, DecidedApproval, PendingApproval, StandingApproval, hash_arguments
 from ..types.interface import Status
 from ..types.plain_json import to_plain_json
-from ..types.state import MAX_PAST_DECISIONS
 from ..types.tool_calls import CallAnswer
 from .audit import SteeringAudit, audit_steering, write_despite_failure
 from .event_reader import EventReader

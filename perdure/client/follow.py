@@ -249,7 +249,7 @@ async def record_run_end(run: RunHandle, store: ports.Store) -> None:
 async def _check_run_store(run: RunHandle, store: ports.Store, retry_seconds: float = STORE_RETRY_SECONDS) -> None:
     """Raise ``StoreMismatchError`` if the store does not have the run because it is kept in another one."""
     if await retry_store_read(lambda: store.get_run(run.id), retry_seconds) is None:
-        run.check_store((await run.status()).store_id, store)
+        run.check_store((await run.status(decided=False)).store_id, store)
 
 
 # ---

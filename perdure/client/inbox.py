@@ -125,7 +125,7 @@ async def list_pending_calls(client: ClientHandle, *, agent: str | None = None) 
 
 async def list_pending_calls_of_run(run: Run) -> list[PendingCall]:
     """List the pending calls of ``run`` and of its subagents."""
-    status = await run.status()
+    status = await run.status(decided=False)
     pending_calls = [_build_inbox_call(run, status.agent, pending) for pending in status.approvals]
     children = [call.context_id for call in status.calls if call.context_id is not None]
     children += [child.context_id for child in status.background if child.state == "running"]

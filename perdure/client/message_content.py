@@ -37,7 +37,6 @@ from ..types.messages import (
 )
 from ..types.plain_json import to_plain_json
 from ..types.validation_errors import describe_validation_error
-from ..webhooks import is_public
 from .audit import acts_for_caller
 from .handles import ClientHandle
 
@@ -139,6 +138,8 @@ def check_file_urls(urls: Iterable[str | None]) -> None:
 
 def _is_public_host(host: str) -> bool:
     """Whether a name or an address is not one of a private network. A name is not looked up: another machine will."""
+    from ..webhooks import is_public  # it loads http.client, which no other message needs
+
     try:
         return is_public(ipaddress.ip_address(host))
     except ValueError:

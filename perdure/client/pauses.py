@@ -106,7 +106,7 @@ async def _describe_lost(run: RunHandle, *, is_open: bool) -> WorkflowExecutionD
     not, ``TranscriptUnavailableError`` without a store."""
     await run.client.store()
     execution = await run.describe()
-    if await is_end_stored(run, execution) and not (is_open and (await run.status()).state == "paused"):
+    if await is_end_stored(run, execution) and not (is_open and (await run.status(decided=False)).state == "paused"):
         raise InvalidInputError(
             f"the store has the end of run {run.id!r}", hint="Nothing of it is lost: resume it without from_store."
         )
@@ -119,7 +119,7 @@ async def wait_for_pause(run: RunHandle) -> None:
     async def check_pause() -> None:
         if not (paused_at := (await read_event_log_state(run, run.id)).paused_at):
             return
-        status = await run.status()
+        status = await run.status(decided=False)
         running_since = status.since if status.state == "running" else None
         if running_since and datetime.fromisoformat(paused_at) >= datetime.fromisoformat(running_since):
             raise WorkflowBehind(PerdureError("the workflow does not have its pause yet"))

@@ -182,7 +182,7 @@ async def _check_deletable(
     if row is None:
         if states[tree.root].name == "missing":
             raise RunNotFoundError(f"no run has the id {tree.root!r:.200}", hint=LIST_HINT)
-        client.run(tree.root).check_store((await client.run(tree.root).status()).store_id, store)
+        client.run(tree.root).check_store((await client.run(tree.root).status(decided=False)).store_id, store)
     elif states[tree.root].name == "missing":
         if others := await find_other_namespaces(client.temporal, [row]):
             raise InvalidInputError(

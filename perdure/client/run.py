@@ -168,7 +168,7 @@ class Run(StreamReader[OutputT]):
         row = await store.get_run(self.id)
         if row is not None:
             return row.head
-        status = await self.status()
+        status = await self.status(decided=False)
         self.check_store(status.store_id, store)
         return status.head
 
@@ -201,20 +201,24 @@ class Run(StreamReader[OutputT]):
                 "The result without its messages is Temporal's: await run.handle.result()",
             )
 
-    async def status(self) -> Status:
+    async def status(self, *, decided: bool = True) -> Status:
         """Return the run's status: what it does or waits for, and the reason where it is stuck. Raises
-        ``RunNotFoundError``."""
+        ``RunNotFoundError``.
+
+        ``decided``: also what was decided in a run that has ended, which is read from its events.
+        """
         description = await self.describe()
         if (closed := build_closed_status(description)) is not None:
             fields = await self._read_recorded_status()
-            fields["decided"] = await read_past_decisions(self, closed, description.run_id)
+            if decided:
+                fields["decided"] = await read_past_decisions(self, closed, description.run_id)
             return closed.model_copy(update=fields | await read_end_fields(self, closed, description.run_id))
         reason = await find_pending_reason(self.client, description)
         version = read_deployment_version(description)
         try:
             status = Status.model_validate(await self.ask_workflow("status"))
         except RunClosedError:  # closed between the two requests
-            return await self.status()
+            return await self.status(decided=decided)
         except PerdureError as error:
             missing = error.message
             if isinstance(error, NoWorkerError):
@@ -586,7 +590,7 @@ class Run(StreamReader[OutputT]):
     async def _signal_message(self, name: str, message: MessageInput, id: str | None, by: str | None) -> None:
         sent = await build_user_message(self.client, message, id=id, by=by)
         if sent.store_id is not None:  # a signal's refusal by the run would not reach the caller
-            self.check_store((await self.status()).store_id, await self.client.store())
+            self.check_store((await self.status(decided=False)).store_id, await self.client.store())
         await self._signal(name, sent.model_dump(mode="json", exclude_none=True))
 
     async def _signal(self, name: str, arg: dict[str, Any]) -> None:

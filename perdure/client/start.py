@@ -261,7 +261,7 @@ async def _resolve_history(
     if isinstance(history, Response):
         return history.head, history.store_id
     if isinstance(history, Run):
-        status = await history.status()
+        status = await history.status(decided=False)
         if status.head is None:
             raise RunNotFoundError(f"run {history.id!r} has no transcript yet", hint="Wait for its first reply.")
         return status.head, status.store_id

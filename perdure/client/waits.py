@@ -66,7 +66,7 @@ async def _build_row(store: Store, call: PendingCall) -> WaitRow | None:
     run = await store.get_run(call.run_id)
     if run is None:  # it is in another store, or in a newer one than this backup
         try:
-            call.run.check_store((await call.run.status()).store_id, store)
+            call.run.check_store((await call.run.status(decided=False)).store_id, store)
         except (NoWorkerError, RunNotFoundError, StoreMismatchError):
             return None
     root = run.root if run is not None and run.root is not None else call.run_id

@@ -46,8 +46,10 @@ PAST_TURNS = 20
 """Past turns that a session keeps in its state, for queries of the workflow; the store has them all."""
 PAST_TURNS_BYTES = 64 * 1024
 """Bytes of these together."""
+MAX_PAST_DECISIONS = 100
+"""Most past decisions on approvals that are kept in the state, for late deciders."""
 DECISIONS_BYTES = 64 * 1024
-"""Bytes of the decisions kept in the state."""
+"""Bytes of these together."""
 MESSAGE_IDS_BYTES = 256 * 1024
 """Bytes of the message ids kept in the state."""
 

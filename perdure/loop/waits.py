@@ -25,10 +25,10 @@ from ..types.approvals import (
     hash_arguments,
     hash_name,
 )
-from ..types.state import MAX_PAST_DECISIONS, RunState, ToolCallState
+from ..types.state import RunState, ToolCallState
 from ..types.tool_calls import CallbackCall, Question
 from .external_calls import get_final_arguments, needs_before_activity
-from .payload_limits import DECISIONS_BYTES, select_latest_rows
+from .payload_limits import DECISIONS_BYTES, MAX_PAST_DECISIONS, select_latest_rows
 
 
 @dataclass(frozen=True, slots=True)

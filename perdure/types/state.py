@@ -22,8 +22,6 @@ from .tool_calls import Call, Clearance, Question, ToolAnswer
 from .validation_errors import describe_validation_error
 from .wire import AgentLimits, NewItem, NewResult, TurnFailure
 
-MAX_PAST_DECISIONS = 100
-"""Most past decisions on approvals that are kept, for late deciders."""
 MAX_SEEN_IDS = 1000
 """Most message ids that are kept to recognise a repeated message."""
 MAX_NAMED_TURNS = 1000

@@ -222,7 +222,7 @@ def parse_wait_id(id: str, root: str) -> tuple[str, str, str] | None:
 
 async def read_waits(client: Client, run_id: str) -> tuple[list[OpenWait], bool]:
     """Return the calls that wait in a run and its subagents, and whether everything else of it stands still."""
-    status = await client.run(run_id).status()
+    status = await client.run(run_id).status(decided=False)
     waits = [OpenWait(run_id, call) for call in status.approvals]
     is_still = status.state == "waiting" and status.doing in ("approval", "answer")
     waiting = {call.call_id for call in status.approvals}

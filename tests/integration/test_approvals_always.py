@@ -88,8 +88,6 @@ async def test_rules_deny_all_the_same_and_who_asked_is_not_who_approves(engine:
         await run.inject("I ask for more.", by="ana")
         with pytest.raises(InvalidInputError, match="ana requested what led to"):
             await run.approve(first.call_id, by="ana", always=True)
-        with pytest.raises(InvalidInputError, match="cannot go with changed arguments"):
-            await run.approve(first.call_id, by="cleo", always=True, arguments={"order": "a", "amount": 1})
         await run.approve(first.call_id, by="cleo", always=True)
         await run.result()
         paid, denied, again = results(await run.transcript())

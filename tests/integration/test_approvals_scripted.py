@@ -149,7 +149,7 @@ async def test_what_is_no_decision_is_said_in_a_line_and_what_has_ended_too() ->
         assert await _waits(run), "nothing was decided"
         await run.approve(by="ana")
         await run.result()
-        with pytest.raises(InvalidInputError, match="The run has ended"):
+        with pytest.raises(InvalidInputError, match="was approved by ana"):
             await run.approve(by="ana")
 
 

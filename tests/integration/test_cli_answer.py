@@ -59,8 +59,8 @@ async def test_what_is_asked_is_listed_and_answered(engine: Engine, monkeypatch:
         assert late.code != 0
         assert "is already answered by bea" in late.err
         shown = (await cli("show", run.id)).out
-        assert "← cleo: 3" in shown
-        assert "✗ dora: the page is gone" in shown
+        assert "← given by cleo: 3" in shown
+        assert "✗ given by dora: the page is gone" in shown
         assert f"pay ({waits['pay']}): answered by ana at " in shown
         assert f"look ({waits['look']}): answered by bea at " in shown
         assert ": the page is gone\n" in shown

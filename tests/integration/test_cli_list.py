@@ -54,8 +54,10 @@ async def test_an_id_that_looks_like_a_subagents_is_no_reason_to_leave_a_run_out
     cli = Commands(engine, monkeypatch)
     ids = ["acme", "acme/2026", "acme/abc123-7"]
     async with engine.served(helper) as client:
-        for run_id in ids:
-            await (await client.start("helper", "Go.", id=run_id)).result()
+        for run_id in ids:  # a plain client of Temporal may give any id
+            start = {"agent": "helper", "message": "Go."}
+            await client.temporal.start_workflow("AgentWorkflow", start, id=run_id, task_queue=client.task_queue)
+            await client.run(run_id).result()
         assert sorted((await cli("list", "-q", "--roots")).out.split()) == ids
     async with engine.served(helper):  # by a service that never heard of the runs
         assert sorted((await cli("list", "-q", "--roots")).out.split()) == ids

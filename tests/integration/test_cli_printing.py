@@ -76,11 +76,15 @@ def watched(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> Watched:
 
 
 async def test_no_command_lets_through_what_steers_a_terminal(engine: Engine, watched: Watched) -> None:
-    main, failed, other = (f"{name}{HOSTILE}" for name in ("a", "b", "c"))
+    main, failed, other = f"a{HOSTILE}", f"b{HOSTILE}", "c"
     reader = Agent("reader", ScriptedProvider(reply), tools=[look, fetch, pay])
     async with engine.served(reader, Agent("failing", ScriptedProvider(fail))) as client:
-        run = await client.start("reader", [f"Go {HOSTILE}", File(b"x", name=HOSTILE)], id=main, by=f"ana{HOSTILE}")
-        await client.start("failing", HOSTILE, id=failed)
+        # perdure gives no such id, but a plain client of Temporal does; the file comes with a message of its own
+        for run_id, agent in ((main, "reader"), (failed, "failing")):
+            start = {"agent": agent, "message": {"content": f"Go {HOSTILE}", "by": f"ana{HOSTILE}"}}
+            await client.temporal.start_workflow("AgentWorkflow", start, id=run_id, task_queue=client.task_queue)
+        run = client.run(main)
+        await run.inject([f"Look {HOSTILE}", File(b"x", name=HOSTILE)], by=f"ana{HOSTILE}")
         pending = await eventually(lambda: _pending(client, main))
 
         await watched.one_line("list")
@@ -98,6 +102,7 @@ async def test_no_command_lets_through_what_steers_a_terminal(engine: Engine, wa
                 await watched(shown, main, *form)
         await watched("show", main, "--full")
         await watched.one_line("events", failed)
+        await watched.one_line("fork", main, HOSTILE, "--id", f"c{HOSTILE}", code=1)
         await watched.one_line("fork", main, HOSTILE, "--id", other)
         await watched("diff", main, other)
         await watched("list", "-o", "jsonl")
@@ -121,7 +126,9 @@ async def test_nor_of_what_other_clients_left_on_the_server(engine: Engine, watc
         action = ScheduleActionStartWorkflow("AgentWorkflow", start, id=name, task_queue="nobody")
         schedule = TemporalSchedule(action=action, spec=ScheduleSpec())
         made = await client.temporal.create_schedule(scheduled, schedule)
-        run = await client.start("failing", HOSTILE, id=ended)
+        failing = {**start, "agent": "failing"}
+        await client.temporal.start_workflow("AgentWorkflow", failing, id=ended, task_queue=client.task_queue)
+        run = client.run(ended)
         with pytest.raises(AuthenticationError):
             await run.result()
 

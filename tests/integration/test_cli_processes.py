@@ -121,7 +121,7 @@ async def test_without_a_worker_it_is_said_and_the_run_stays(cli: Cli, named: st
 
 
 async def test_without_a_server_commands_end_with_4(unserved: Cli) -> None:
-    for command in (["list"], ["show", "x"], ["run", "talker", "Hi"], ["worker", "agents.py"]):
+    for command in (["list"], ["show", "x"], ["run", "talker", "Hi"]):
         done = await unserved(*command)
         assert done.code == 4, command
         assert f"no Temporal server at {NO_SERVER}" in done.err

@@ -262,7 +262,8 @@ async def test_the_testing_kit_tells_the_same() -> None:
         run = await script.client.start("desk", "Go.")
         events = await all_of(run.events())
         own = await all_of(run.events(children=False))
-        child = await all_of(script.client.run(await find_child_id(script.client, run.id, 1)).events())
+        (below_it,) = await run.children()
+        child = await all_of(below_it.events())
     assert_whole(events)
     below = [event for event in events if event.path]
     assert shown(below) == [
@@ -271,7 +272,7 @@ async def test_the_testing_kit_tells_the_same() -> None:
     ]
     assert {event.path[0].agent for event in below} == {"critic"}
     assert own == [event for event in events if not event.path]
-    assert child[:-1] == seen_from(events, 1, await find_child_id(script.client, run.id, 1))
+    assert child[:-1] == seen_from(events, 1, below_it.id)
 
 
 async def test_a_conversation_that_is_opened_again_calls_under_other_ids(engine: Engine) -> None:

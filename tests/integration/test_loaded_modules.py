@@ -84,8 +84,8 @@ def run_python(code: str) -> Any:
 @pytest.mark.parametrize(
     ("code", "without", "most"),
     [
-        (PROGRAM, NOT_FOR_A_PROGRAM, 69),
-        ("from perdure import Client", (*NOT_FOR_A_PROGRAM, *NOT_FOR_A_CLIENT), 48),
+        (PROGRAM, NOT_FOR_A_PROGRAM, 74),
+        ("from perdure import Client", (*NOT_FOR_A_PROGRAM, *NOT_FOR_A_CLIENT), 52),
     ],
     ids=["program", "client"],
 )

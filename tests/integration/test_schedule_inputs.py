@@ -12,7 +12,14 @@ from temporalio.client import Client as TemporalClient
 from temporalio.converter import DataConverter
 
 from perdure import Agent, Client, Message, Run
-from perdure.errors import DefinitionError, InvalidInputError, RunError, RunNotFoundError, ScheduleNotFoundError
+from perdure.errors import (
+    DefinitionError,
+    InvalidInputError,
+    RunError,
+    RunIdError,
+    RunNotFoundError,
+    ScheduleNotFoundError,
+)
 from perdure.testing import ScriptedProvider, scripted
 from tests.support.checks import users
 from tests.support.codec import Backwards
@@ -91,11 +98,12 @@ async def test_what_is_no_schedule_is_refused_before_one_is_made(engine: Engine,
         ({"cron": YEARLY, "paused": "no"}, "paused is True or False, not 'no'"),
         ({"cron": YEARLY, "id": 7}, "id of a schedule is a text of 1 to 800 bytes, not 7"),
         ({"cron": YEARLY, "id": "x" * 801}, "id of a schedule"),
-        ({"cron": YEARLY, "id": "a/b"}, "of a run"),
     ]
     for options, says in wrong:
         with pytest.raises(InvalidInputError, match=says):
             await client.schedule(typed, **{"message": "Go", "id": name, **options})
+    with pytest.raises(RunIdError, match="no slash"):  # each run has the id of its schedule in its own
+        await client.schedule(typed, "Go", id="a/b", cron=YEARLY)
     with pytest.raises(DefinitionError, match="tools"):
         await client.schedule(typed, "Go", id=name, cron=YEARLY, override={"tools": ["nothing"]})
     with pytest.raises(ScheduleNotFoundError, match=name):

@@ -27,7 +27,6 @@ from tests.support.cli import Done
 from tests.support.engine import Engine
 from tests.support.in_process import InProcessEngine
 
-
 _BOUND_SECONDS = 90
 """The longest that any command of a test takes, on a busy machine. Its thread cannot be ended: it is left behind."""
 
@@ -130,7 +129,7 @@ class Commands:
             patch.setattr(address_module, "connect", connect)
 
     async def __call__(self, *arguments: str, stdin: str = "") -> Done:
-        """Run it to its end, with ``stdin`` to read. Raises ``AssertionError`` for one that has not ended after 90 s."""
+        """Run it to its end, with ``stdin`` to read. ``AssertionError`` if it has not ended after 90 s."""
         streams = self._streams(stdin)
         running = _start(arguments, streams)
         done, _ = await asyncio.wait({running}, timeout=_BOUND_SECONDS)

@@ -14,10 +14,11 @@ from perdure.loop.approvals import check_approval, decide_approval, update_appro
 from perdure.loop.decide import CallModel, RecordClosing, RunToolCalls, Wait
 from perdure.loop.decide import decide as next_step
 from perdure.loop.lifecycle import cancel_run
+from perdure.loop.payload_limits import MAX_PAST_DECISIONS
 from perdure.loop.status import build_status
 from perdure.loop.waits import list_requesters, record_requesters
 from perdure.types.approvals import ANYBODY, MAX_SENDERS, ApprovalTerms, hash_arguments
-from perdure.types.state import MAX_PAST_DECISIONS, RunState
+from perdure.types.state import RunState
 from perdure.types.tool_calls import Call
 from perdure.types.wire import NewResult
 from tests.unit.loop.build import asks, call, carried_over, model, opened
