@@ -37,7 +37,7 @@ class CollectActivity:
         return await self.call(cast(CollectCall, call))
 
     async def call(self, call: CollectCall) -> CollectOutput:
-        """Return what the journal has: nothing of a run that the store refuses (``RunIdError``), because it was deleted,
+        """Return what the journal has: nothing of a run that the store refuses (``RunIdError``) because it was deleted,
         or its id is another's. Raises ``StoreError``, also for a run that is kept in another store.
         """
         model, tool = call.input.model, call.input.tool
