@@ -14,8 +14,10 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.console.test_inbox import row_form
 from tests.support import faults
 from tests.support.engine import Engine
+from tests.support.pages import Browser
 from tests.support.replicas import Replicas, replicas_of
 from tests.support.wait import eventually
 from tests.support.web import read_frames
@@ -165,6 +167,32 @@ async def test_a_decision_is_repeated_soon_after_its_replica_was_killed(engine: 
             assert answer.status_code == 200, answer.text
             assert answer.json()["results"][0]["decided"]["state"] == "approved"
     await eventually(lambda: engine.ledger.counts("pay") == {"ada": 1})
+
+
+@pytest.mark.parametrize("survivor", ["worker", "replica"])
+async def test_a_decision_outlives_who_was_to_send_it(engine: Engine, survivor: str) -> None:
+    """The console's decision can be taken back for 5 s. Whoever could send it is killed meanwhile; then one of them is
+    there again."""
+    worker = await engine.process("approving")
+    async with replicas_of(engine) as replicas:
+        async with connect(replicas) as http:
+            session = (await http.post("/sessions", json={"agent": "paying", "content": "ada"})).json()["id"]
+            follower = Follower()
+            await follower.follow(http, session, lambda _: len(follower.waiting) == 1)
+            browser = Browser(str(http.base_url).removesuffix("/v1/"))
+            await browser.open("/inbox")
+            run = (await engine.client()).run(session)
+            await browser.send(row_form(browser, run), ("decision", "approve"), comment="once")
+            await asyncio.gather(replicas.kill(), worker.kill())
+            await browser.http.aclose()
+        assert faults.sql(engine.store_path, "SELECT count(*) FROM decisions WHERE answer IS NULL") == [(1,)]
+        assert engine.ledger.counts("pay") == {}
+        if survivor == "replica":
+            await replicas.start()  # it sends what is due; the worker that comes then answers
+        await engine.process("approving")
+        await run.turn().result()
+    assert engine.ledger.counts("pay") == {"ada": 1}
+    assert [(one.state, one.comment) for one in (await run.status()).decided] == [("approved", "once")]
 
 
 def _count_keys(engine: Engine) -> int:
