@@ -150,6 +150,7 @@ async def _serve(
 ) -> None:
     from .. import config
     from ..local_engine import build_program_queue_name
+    from ..stages.loop_watch import LoopWatch
     from ..web.app import create_app
     from .agent_loader import load_agent_module
 
@@ -180,7 +181,8 @@ async def _serve(
                         print_line(f"{url}{prefix}")
                 if loaded is None:
                     install_signal_handlers(stop, quiet=False)
-                    await stop.wait()
+                    with LoopWatch().watching():  # a worker has its own
+                        await stop.wait()
                 else:
                     await serve_agents(client, loaded, stop, agents=agents, exit_limit=exit_limit)
     finally:

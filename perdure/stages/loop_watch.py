@@ -20,8 +20,8 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Coroutine
-from contextlib import suppress
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any
@@ -126,6 +126,15 @@ class LoopWatch:
         """End the thread."""
         self._stopping.set()
         self._thread.join(1.0)
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Watch the running loop during the block."""
+        self.start()
+        try:
+            yield
+        finally:
+            self.stop()
 
     def describe(self) -> dict[str, Any]:
         """Return the figures for a report."""

@@ -411,8 +411,7 @@ class Engine:
             self.author.start()
             stack.callback(self.author.stop)
             if temporal is not None:
-                self.loop_watch.start()
-                stack.callback(self.loop_watch.stop)
+                stack.enter_context(self.loop_watch.watching())
             stack.push_async_callback(self.toolsets.close, self.agents)
             await stack.enter_async_context(self._resources)
             self._throttles = build_throttles(self._provider_limits)

@@ -7,10 +7,12 @@ import logging
 import os
 import re
 import subprocess
+import sys
 import time
 from datetime import timedelta
 from typing import Any
 
+import httpx
 import pytest
 
 from perdure import Agent
@@ -57,15 +59,12 @@ async def test_a_suspended_process_has_seen_no_block(caplog: pytest.LogCaptureFi
     on, but its thread has not looked, and has used no CPU."""
     caplog.set_level(logging.WARNING, "perdure.worker")
     watch = LoopWatch()
-    watch.start()
-    try:
+    with watch.watching():
         helper = subprocess.Popen(  # starts at once
             ["/bin/sh", "-c", f"sleep 0.3; kill -STOP {os.getpid()}; sleep 2; kill -CONT {os.getpid()}"]
         )
         while helper.poll() is None:  # noqa: ASYNC110  # the loop is to go on beside it
             await asyncio.sleep(0.05)
-    finally:
-        watch.stop()
     assert watch.longest < 1.0, "not the two seconds for which it stood still"
 
 
@@ -79,17 +78,57 @@ async def test_a_function_that_keeps_python_to_itself_is_named() -> None:
         re.search(r"a+b", "a" * 40_000)  # seconds, in which no other thread runs
 
     watch = LoopWatch(record)
-    watch.start()
-    try:
+    with watch.watching():
         call = WatchedCall("run", None, "the model call of agent a", "workflow-run", "1", 1, 0.3)
         with watched(call):
             await asyncio.sleep(0.3)  # a probe is under way
             await search()
             await asyncio.sleep(0.3)
-    finally:
-        watch.stop()
     [(recorded_call, block)] = recorded
     assert recorded_call is call
     assert block.function == "the model call of agent a"
     assert "in search" in block.stack
     assert watch.count >= 1
+
+
+SLOW_SERVICE = """
+import sys, time
+from perdure import cli
+from perdure.web import app
+
+async def answer_slowly(request):
+    time.sleep(1)  # as a renderer or a parser would that has no bound
+    return await answer_alive(request)
+
+answer_alive, app._answer_alive = app._answer_alive, answer_slowly
+sys.argv[1:] = ["serve", "--dev", "--port", "0"]
+cli.main()
+"""
+
+
+@pytest.mark.server
+async def test_a_request_that_blocks_a_replica_is_logged_with_its_stack(engine: Engine) -> None:
+    env = {**os.environ, "TEMPORAL_ADDRESS": engine.address, "PERDURE_STORE_URL": str(engine.store_url)}
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", SLOW_SERVICE), env=env, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
+    )
+    said = ""
+
+    async def read_until(pattern: str) -> str:
+        nonlocal said
+        while (found := re.search(pattern, said)) is None:
+            assert process.stdout is not None
+            line = await process.stdout.readline()
+            assert line, said
+            said += line.decode()
+        return found[1]
+
+    try:
+        url = await read_until(r"(http://[\d.]+:\d+)/v1")
+        async with httpx.AsyncClient(base_url=url) as http:
+            assert (await http.get("/healthz", timeout=30)).status_code == 200
+        await read_until("(in answer_slowly)")
+    finally:
+        process.kill()
+        await process.wait()
+    assert "blocks the event loop of this process" in said
