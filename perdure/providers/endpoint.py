@@ -8,7 +8,7 @@ import os
 import re
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
@@ -123,6 +123,12 @@ def build_missing_sdk_error(extra: str, name: str | None = None) -> RuntimeSetup
         f"Models of {extra!r} need the package {name or extra!r}, which is not installed.",
         hint=f"pip install 'perdure[{extra}]'",
     )
+
+
+def _import_price_list() -> None:
+    """Import what prices the replies, which happens on the event loop."""
+    with suppress(ImportError):
+        import genai_prices  # noqa: F401
 
 
 @dataclass(slots=True, repr=False)  # it has the key
@@ -328,8 +334,9 @@ class Endpoint(ABC, Generic[ClientT]):
         client = self._clients.get(loop)
         if client is None:
             try:
-                # The first import takes about a second: it must not block an event loop that serves runs.
+                # The first imports take about a second: they must not block an event loop that serves runs.
                 created = await asyncio.to_thread(self._create_client, key)
+                await asyncio.to_thread(_import_price_list)
             except ModuleNotFoundError as error:
                 raise build_missing_sdk_error(self.extra, error.name) from None
             client = self._clients.setdefault(loop, created)
