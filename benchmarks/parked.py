@@ -169,7 +169,7 @@ async def _start(client: Client, orders: range, *, floor: bool) -> list[_Handle]
     progress = Progress("started", len(orders))
 
     async def start(order: int) -> _Handle:
-        name, queue = f"{client.task_queue}/{order}", client.task_queue
+        name, queue = f"{client.task_queue}.{order}", client.task_queue
         async with limit:
             run: _Handle
             if floor:

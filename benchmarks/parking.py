@@ -219,7 +219,7 @@ async def floor_approver(address: str, task_queue: str, _: str, name: str, edits
     await asyncio.to_thread(sys.stdin.readline)
 
     async def decide(id: str) -> tuple[str, dict[str, Any]]:
-        order = id.rpartition("/")[2]
+        order = id.rpartition(".")[2]
         decision = {"order": order, "amount": 1 if _is_edited(order, edits) else AMOUNT, "by": name}
         try:
             await client.get_workflow_handle(id).execute_update("decide", decision)

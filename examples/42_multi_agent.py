@@ -15,7 +15,7 @@ async def main() -> None:
     async with local(agents=[optimist, pessimist, judge]) as client:
 
         async def ask(agent: Agent, message: str) -> str:
-            # With an id of its own (id="move-1/judge"), a script that was killed finds each run where it left it.
+            # With an id of its own (id="move-1-judge"), a script that was killed finds each run where it left it.
             return (await (await client.start(agent, message)).result()).content
 
         sides = await asyncio.gather(ask(optimist, question), ask(pessimist, question))
