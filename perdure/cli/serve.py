@@ -127,7 +127,7 @@ def _run_service(
     if server.certfile:
         _load_certificate(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), server.certfile, server.keyfile)
     log_to_stderr()
-    for name in ("perdure.store", "perdure.worker.drain"):
+    for name in ("perdure.store", "perdure.worker.drain", "perdure.event_loop"):
         logging.getLogger(name).setLevel(logging.INFO)
     own_host = [] if is_loopback_name(host) or host in ("0.0.0.0", "::") else [host]  # noqa: S104  # compared
     options = WebOptions(

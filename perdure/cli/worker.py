@@ -88,7 +88,8 @@ def worker(
 
     end_at_sigterm()
     log_to_stderr()
-    for name in ("perdure.store", "perdure.worker.drain"):  # a new store, and what a drain waits for
+    # A new store, what a drain waits for, and blocks of the event loop by what has no name.
+    for name in ("perdure.store", "perdure.worker.drain", "perdure.event_loop"):
         logging.getLogger(name).setLevel(logging.INFO)
     loaded = load_agent_module(target, require_agents=agents is None)
     version = read_version(deployment, build_id)

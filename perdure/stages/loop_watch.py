@@ -31,7 +31,7 @@ from ..ports import Commit, EventBatch, Journal, Outcome, Store
 from ..ports.store import format_utc_now
 from ..types.subagents import Lineage
 
-logger = logging.getLogger("perdure.worker")
+logger = logging.getLogger("perdure.event_loop")
 
 TICK_SECONDS = 0.05
 """How often the thread looks while it waits for the loop."""
@@ -43,6 +43,7 @@ MAX_BLOCKS = 2
 """Blocks beyond the heartbeat timeout after which a call fails."""
 _ATTEMPTS = 64
 """The last attempts of a call whose blocks are looked for."""
+_UNKNOWN = "an unknown function"
 _STACK_FRAMES, _STACK_CHARS = 12, 4_000
 
 
@@ -180,7 +181,9 @@ class LoopWatch:
                 frame, call = self._find_culprit(is_other_thread=is_other_thread)
                 block = _build_block(seconds, call, frame)
                 self.count += 1
-                logger.warning("%s blocks the event loop of this process\n%s", block.function, block.stack)
+                # What has no name may be the program's own work, and its author has asked for no log.
+                level = logging.INFO if block.function == _UNKNOWN else logging.WARNING
+                logger.log(level, "%s blocks the event loop of this process\n%s", block.function, block.stack)
             block = LoopBlock(block.at, seconds, block.function, block.stack)
             self.last, self.longest = block, max(self.longest, seconds)
             if call is not None and seconds > call.heartbeat_seconds and not is_recorded and self._record is not None:
@@ -245,7 +248,7 @@ def _find_call(frame: FrameType | None) -> WatchedCall | None:
 def _build_block(seconds: float, call: WatchedCall | None, frame: FrameType | None) -> LoopBlock:
     context = _find_context(frame)
     author = None if context is None else context.get(author_function)
-    name = author or ("an unknown function" if call is None else call.name)
+    name = author or (_UNKNOWN if call is None else call.name)
     stack = "".join(traceback.format_stack(frame)[-_STACK_FRAMES:])[-_STACK_CHARS:] if frame is not None else ""
     return LoopBlock(format_utc_now(), seconds, name, stack)
 

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Literal
+from urllib.parse import quote
 
 import pytest
 
@@ -240,7 +241,7 @@ async def test_arguments_are_changed_and_a_question_is_answered(engine: Engine) 
         await page.get_by_role("button", name="Approve with these changes").click()
         await page.get_by_text("Approved by you with changed arguments").wait_for()
         await runs["support"].turn().result()
-        await page.goto(f"{at.url}/console/runs/{runs['support'].id}")
+        await page.goto(f"{at.url}/console/runs/{quote(runs['support'].id, safe='')}")
         await page.get_by_text("Refunded $100.00 for order A-1007.").wait_for(state="attached")
         await page.goto(f"{at.url}/console/inbox?kind=question")
         await page.get_by_role("radio", name="M").check()
@@ -285,7 +286,7 @@ async def test_without_javascript(engine: Engine) -> None:
         assert await row.get_by_role("button", name="Approve refund").count() == 0
         await row.get_by_role("button", name="Deny refund").click()
         await page.get_by_text("Denied by you").wait_for()
-        await page.goto(f"{at.url}/console/runs/{runs['support'].id}")
+        await page.goto(f"{at.url}/console/runs/{quote(runs['support'].id, safe='')}")
         await page.get_by_label("Message to the agent").fill("Thanks anyway")
         await page.get_by_role("button", name="Send").click()
         await runs["support"].turn().result()
@@ -330,7 +331,9 @@ async def test_what_waits_stays_in_sight_and_forms_in_use_stay(engine: Engine) -
     async with office(engine, *build_agents(), what="what waits in a run") as (client, at):
         runs = await start_all(client)
         for width, height in ((1280, 500), (390, 700)):
-            window = await at.open(f"/runs/{runs['support'].id}", viewport={"width": width, "height": height})
+            window = await at.open(
+                f"/runs/{quote(runs['support'].id, safe='')}", viewport={"width": width, "height": height}
+            )
             page = window.page
             button = page.locator("#pinned").get_by_role("link", name="Decide refund")
             await button.wait_for()
@@ -356,7 +359,7 @@ async def test_what_waits_stays_in_sight_and_forms_in_use_stay(engine: Engine) -
 async def test_a_standing_approval_is_revoked_on_the_page(engine: Engine) -> None:
     async with office(engine, *build_agents(), what="standing approvals") as (client, at):
         runs = await start_all(client)
-        window = await at.open(f"/runs/{runs['clerk'].id}")
+        window = await at.open(f"/runs/{quote(runs['clerk'].id, safe='')}")
         page = window.page
         standing = page.locator("#standing")
         await standing.get_by_text("Revoke…").click()
@@ -379,7 +382,13 @@ async def test_hostile_texts_do_nothing_in_a_browser(engine: Engine) -> None:
         run = await client.start("agent", TEXT, by="<b>eve</b>", user='"><i>user', mode="session")
         await wait_for_waits(client)
         [wait] = (await client.list_waits()).waits
-        for path in ("/inbox", f"/inbox/{run.id}/{wait.call_id}", f"/runs/{run.id}", "/agents", "/agents/agent"):
+        for path in (
+            "/inbox",
+            f"/inbox/{quote(run.id, safe='')}/{wait.call_id}",
+            f"/runs/{run.id}",
+            "/agents",
+            "/agents/agent",
+        ):
             window = await at.open(path)
             await window.page.wait_for_load_state("networkidle") if "/runs/" not in path else None
             await window.page.get_by_text("alert(1)").first.wait_for(state="attached")
@@ -395,9 +404,9 @@ async def list_pages(client: Client, runs: dict[str, Run[Any]]) -> dict[str, str
     return {
         "inbox": "/inbox",
         "inbox-empty": "/inbox?agent=nobody",
-        "call": f"/inbox/{wait.run_id}/{wait.call_id}",
-        "run": f"/runs/{runs['support'].id}",
-        "run-standing": f"/runs/{runs['clerk'].id}",
+        "call": f"/inbox/{quote(wait.run_id, safe='')}/{wait.call_id}",
+        "run": f"/runs/{quote(runs['support'].id, safe='')}",
+        "run-standing": f"/runs/{quote(runs['clerk'].id, safe='')}",
         "runs": "/runs",
         "agents": "/agents",
         "agent": "/agents/support",
@@ -543,6 +552,6 @@ async def test_the_page_of_a_link_to_a_decision_takes_its_own_form(engine: Engin
         await start_all(client)
         [wait] = [wait for wait in (await client.list_waits()).waits if wait.tool == "refund"]
         window = await at.open("/login")
-        await window.page.goto(f"{at.url}/decide/{wait.run_id}/{wait.call_id}?hash={wait.hash}")
+        await window.page.goto(f"{at.url}/decide/{quote(wait.run_id, safe='')}/{wait.call_id}?hash={wait.hash}")
         await window.page.get_by_role("button", name="Approve").click()
         await window.page.get_by_text("approved by ada").wait_for()

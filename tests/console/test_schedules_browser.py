@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Literal, get_args
+from urllib.parse import quote, unquote
 
 import pytest
 
@@ -48,7 +49,7 @@ async def timetable(engine: Engine, what: str) -> AsyncIterator[tuple[Client, Ch
             await idle.close()
             paths = {
                 "schedules": "/schedules",
-                "schedule": f"/schedules/{names['morning-report']}",
+                "schedule": f"/schedules/{quote(made[0].id, safe='')}",
                 "schedule-paused": f"/schedules/{names['year-end']}",
                 "workers-trouble": f"/workers?queue={engine.task_queue}-idle",
             }
@@ -95,7 +96,7 @@ async def test_a_schedule_without_javascript(engine: Engine) -> None:
         await page.get_by_label("Note").fill("holidays")
         await page.get_by_role("button", name="Pause the schedule").click()
         await page.get_by_text("It is paused.").wait_for()
-        schedule = client.get_schedule(paths["schedule"].rpartition("/")[2])
+        schedule = client.get_schedule(unquote(paths["schedule"].rpartition("/")[2]))
         assert (await schedule.describe()).note == "paused by ada: holidays"
         await page.get_by_text("Delete…").click()
         await page.get_by_role("button", name="Delete the schedule").click()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from importlib import resources
 from typing import Any, get_args
+from urllib.parse import quote
 
 import pytest
 
@@ -32,7 +33,13 @@ async def list_addresses(client: Client, runs: dict[str, Run[Any]]) -> dict[str,
     samples = await list_pages(client, runs)
     [wait] = [wait for wait in (await client.list_waits()).waits if wait.tool == "refund"]
     webhook, message = samples["delivery"].split("/")[2:4]
-    values = {"id": wait.run_id, "call_id": wait.call_id, "agent": "support", "webhook": webhook, "message": message}
+    values = {
+        "id": quote(wait.run_id, safe=""),
+        "call_id": wait.call_id,
+        "agent": "support",
+        "webhook": webhook,
+        "message": message,
+    }
     addresses = {
         route.name: re.sub(r"\{(\w+):\w+\}", lambda part: values[part[1]], route.path)
         for route in PAGE_ROUTES
@@ -40,8 +47,8 @@ async def list_addresses(client: Client, runs: dict[str, Run[Any]]) -> dict[str,
     }
     question = next(wait for wait in (await client.list_waits()).waits if wait.kind == "question")
     return addresses | {
-        "question": f"/inbox/{question.run_id}/{question.call_id}",
-        "chat-question": f"/chat/tailor/{runs['tailor'].id}",
+        "question": f"/inbox/{quote(question.run_id, safe='')}/{question.call_id}",
+        "chat-question": f"/chat/tailor/{quote(runs['tailor'].id, safe='')}",
         "run-standing": samples["run-standing"],
         "login": "/login",
     }

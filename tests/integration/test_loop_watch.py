@@ -29,7 +29,7 @@ from tests.support.engine import Engine
 async def test_a_call_that_blocks_the_loop_twice_fails_and_says_so(
     engine: Engine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.WARNING, "perdure.worker")
+    caplog.set_level(logging.WARNING, "perdure.event_loop")
     monkeypatch.setattr(activity_options, "HEARTBEAT_TIMEOUT", timedelta(seconds=1))
     attempts = 0
 
@@ -57,7 +57,7 @@ async def test_a_call_that_blocks_the_loop_twice_fails_and_says_so(
 async def test_a_suspended_process_has_seen_no_block(caplog: pytest.LogCaptureFixture) -> None:
     """A process that stands still and comes back, as one that is stopped or killed, counts nothing: its clock has gone
     on, but its thread has not looked, and has used no CPU."""
-    caplog.set_level(logging.WARNING, "perdure.worker")
+    caplog.set_level(logging.WARNING, "perdure.event_loop")
     watch = LoopWatch()
     with watch.watching():
         helper = subprocess.Popen(  # starts at once

@@ -9,6 +9,7 @@ from perdure import Client
 from perdure.ports import AuditRow, Commit, Outcome, RunRow, UsageRow, timestamp
 from perdure.ports.webhooks import DeliveryRow, WebhookRow
 from perdure.store.sqlite import SqliteStore
+from perdure.types.run_ids import build_run_id
 
 _TRAIL = [
     ("ana", "token:5f0c", "203.0.113.7", "approve", "support-1041", "call_4", None, None),
@@ -98,7 +99,7 @@ async def _record_usage(client: Client) -> None:
         for number in range(3 if day.weekday() > 4 else 12):
             agent, provider, model, cost, seconds = dice.choice(_MODELS)
             tenant = dice.choice(["acme", "acme", "globex", "initech", None])
-            run = f"{agent}-{1000 + 7 * days + number}"
+            run = build_run_id(f"{agent}-{1000 + 7 * days + number}", tenant)
             size = dice.randint(2_000, 24_000)
             status = "failed" if (days == 6 and number % 3 == 0) or dice.random() < 0.02 else "completed"
             usage = UsageRow(
