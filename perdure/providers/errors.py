@@ -34,6 +34,14 @@ from ..errors import (
     RateLimitError,
     TruncatedStreamError,
 )
+from .refusals import (
+    REFUSING_STATUSES,
+    get_error_object,
+    is_model_slip,
+    is_too_long,
+    list_upstream_texts,
+    read_error_message,
+)
 from .reply import read_array, read_object
 
 # ---
@@ -115,13 +123,6 @@ def read_retry_after(headers: Mapping[str, str], message: str = "") -> float | N
     return _read_rate_limit_reset(headers)
 
 
-_CONTEXT_LENGTH_TEXT = re.compile(
-    r"context[ _](length|window|size|limit)|maximum context|(prompt|input) is too long|too many (input )?tokens"
-    r"|reduce the length of the (messages|input|prompt)|request_too_large"
-    r"|exceeds? the maximum number of (input )?tokens"
-    r"|exceeds? the (model's |maximum |available )*(context|input)",
-    re.IGNORECASE,
-)
 _CONTENT_FILTER_TEXT = re.compile(
     r"content_filter|content_policy|responsible_?ai|moderation|prohibited_content|content filtering policy"
     r"|flagged as potentially violating|bio_policy|policy_violation",
@@ -152,6 +153,8 @@ _CONVERSATION_PATH = re.compile(r"\b(?:messages|input|contents)(?:\.\d|\.?\[\d)[
 _LEADING_FIELD = re.compile(r"([a-z_]++)[\w.\[\]]*+: ")
 _MAX_API_TEXT = 600
 """Characters that an error quotes of an API's message."""
+_MAX_READ_TEXT = 4_000
+"""Characters of an API's message that are searched for its reasons."""
 
 _ERROR_BY_STATUS: dict[int, type[ProviderError]] = {
     401: AuthenticationError,
@@ -204,9 +207,10 @@ def build_status_error(
     ``body`` is the answer's JSON (or text); ``headers`` has names in lower case; ``endpoint`` names the API and
     ``key_name`` the source of the key (``Endpoint.key_name``) in the error's text.
     """
-    message, labels = _describe_error_body(body)
+    own_message, message, labels = _describe_error_body(body)
     wait = _read_retry_delay(body)
     cls, hint = _classify_status(status, f"{labels} {message}", key_name, may_wait=wait is not None)
+    message = truncate_api_text(message)
     text = f"{endpoint} {'broke off the reply with an error' if in_stream else f'answered {status}'}"
     text += (f" ({labels})" if labels else "") + (f": {message}" if message else "")
     if not cls.retryable:
@@ -214,7 +218,7 @@ def build_status_error(
     elif wait is None:
         wait = read_retry_after(headers, message)
     error = cls(text, hint=hint, retry_after=wait, status=status)
-    error.place = _find_request_place(body, message)
+    error.place = _find_request_place(body, own_message)
     if cls is ContentFilterError and _REPLY_BLOCKED_TEXT.search(message):
         error.refused = frozenset()
     return error
@@ -272,7 +276,7 @@ def _find_request_place(body: object, message: str) -> str | None:
         violation for detail in _list_error_details(body) for violation in read_array(detail.get("fieldViolations"))
     ]
     named = [
-        read_object(_get_error_object(body)).get("param"),
+        read_object(get_error_object(body)).get("param"),
         *(read_object(each).get("field") for each in violations),
     ]
     places = [text[:_MAX_API_TEXT] for text in named if isinstance(text, str) and re.match(r"\W{0,9}\w", text)]
@@ -285,7 +289,7 @@ def _find_request_place(body: object, message: str) -> str | None:
 
 def build_stream_error(body: Any, message: str, endpoint: str, *, key_name: str = "the key") -> ProviderError:
     """Builds the error of an error object in a stream whose HTTP status was 200. ``message``: if ``body`` has none."""
-    inner = _get_error_object(body)
+    inner = get_error_object(body)
     if not isinstance(inner, Mapping):
         inner = {"message": inner if isinstance(inner, str) else message}
     status = 500
@@ -295,10 +299,10 @@ def build_stream_error(body: Any, message: str, endpoint: str, *, key_name: str 
         if 400 <= known < 600:
             status = known
             break
-    text = " ".join(_describe_error_body(inner))
+    text = " ".join(_describe_error_body(inner)[1:])
     if status == 500 and (_UNPAID_TEXT.search(text) or _QUOTA_TEXT.search(text)):
         status = 429
-    elif status == 500 and (_CONTEXT_LENGTH_TEXT.search(text) or _CONTENT_FILTER_TEXT.search(text)):
+    elif status == 500 and (is_too_long(400, text) or is_model_slip(400, text) or _CONTENT_FILTER_TEXT.search(text)):
         status = 400
     return build_status_error(status, inner, {}, endpoint, key_name=key_name, in_stream=True)
 
@@ -311,10 +315,12 @@ def _classify_status(
         return PermissionDeniedError, _PAY_HINT  # waiting does not help, paying does
     if status == 429 and ((_QUOTA_TEXT.search(text) and not may_wait) or _ZERO_QUOTA_TEXT.search(text)):
         return PermissionDeniedError, _PAY_HINT
-    if status in (400, 413, 422):
-        for pattern, cls in ((_CONTEXT_LENGTH_TEXT, ContextLengthError), (_CONTENT_FILTER_TEXT, ContentFilterError)):
-            if pattern.search(text):
-                return cls, None
+    if is_model_slip(status, text):
+        return MalformedReplyError, None  # the request is right: another attempt often succeeds
+    if is_too_long(status, text):
+        return ContextLengthError, None
+    if status in REFUSING_STATUSES and _CONTENT_FILTER_TEXT.search(text):
+        return ContentFilterError, None
     if status == 401 or (status in (400, 403) and _BAD_KEY_TEXT.search(text)):
         return AuthenticationError, f"The API key is wrong, or not for this endpoint. Check {key_name} and base_url."
     if status == 404 and _UNSUPPORTED_MEDIA_TEXT.search(text):
@@ -332,34 +338,26 @@ def _classify_status(
     return BadRequestError, ("Check base_url." if status < 400 or status == 405 else None)
 
 
-def _get_error_object(body: object) -> object:
-    """The error object of a body in any of the usual shapes."""
-    if isinstance(body, list) and len(body) == 1:
-        body = body[0]  # Google wraps its error in a list, in a stream
-    if isinstance(body, Mapping) and isinstance(body.get("error"), Mapping | str):
-        body = body["error"]
-    return body
-
-
-def _describe_error_body(body: object) -> tuple[str, str]:
-    """The message of an error body, and its code, type, status and reasons as one text."""
-    inner = _get_error_object(body)
+def _describe_error_body(body: object) -> tuple[str, str, str]:
+    """The message of an error body; the same with what servers behind it said; its code, type, status and reasons."""
+    inner = get_error_object(body)
     if not isinstance(inner, Mapping):
         text = inner if isinstance(inner, str) else ""
-        return ("" if text.lstrip().startswith("<") else truncate_api_text(text)), ""
-    message = inner.get("message") or inner.get("detail") or ""
+        text = "" if text.lstrip().startswith("<") else text[:_MAX_READ_TEXT]
+        return text, text, ""
     try:
         labels = [str(inner[key]) for key in ("code", "type", "status") if inner.get(key) not in (None, "")]
         labels.extend(str(detail["reason"]) for detail in _list_error_details(inner) if detail.get("reason"))
-        text = message if isinstance(message, str) else json.dumps(message, default=str)
+        own_message = read_error_message(inner)[:_MAX_READ_TEXT]
     except RecursionError:  # nested too deep to be shown
-        return "", ""
-    return truncate_api_text(text), truncate_api_text(" ".join(labels))
+        return "", "", ""
+    texts = [own_message, *list_upstream_texts(inner, own_message)]
+    return own_message, ": ".join(filter(None, texts))[:_MAX_READ_TEXT], truncate_api_text(" ".join(labels))
 
 
 def _list_error_details(body: object) -> Iterator[Mapping[str, Any]]:
     """The typed details of a Google error."""
-    details = read_array(read_object(_get_error_object(body)).get("details"))
+    details = read_array(read_object(get_error_object(body)).get("details"))
     return (detail for detail in details if isinstance(detail, Mapping))
 
 
