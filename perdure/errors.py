@@ -248,6 +248,8 @@ class ProviderError(PerdureError):
     """The part of the request that the API named, in its own terms: ``messages.3.content.1.image.source``."""
     refused: frozenset[str] | None = None
     """SHA-256 of each text and file at ``place``; empty if no message is the cause, None if the cause is unknown."""
+    requests = 1
+    """How many requests the attempt sent: all count towards ``Limits(attempts=…)`` and ``provider_limits``."""
 
     def __init__(
         self, message: str, *, hint: str | None = None, retry_after: float | None = None, status: int | None = None

@@ -80,6 +80,8 @@ class Completed:
     origin: str = field(default="", compare=False)
     """``provider`` of parts that may be sent back to this server only. A call whose ``id`` the engine has replaced gets
     it as its ``provider``."""
+    requests: int = field(default=1, compare=False)
+    """How many requests the reply took: all count towards ``provider_limits``."""
 
 
 @dataclass(frozen=True, slots=True)

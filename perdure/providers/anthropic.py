@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from importlib import import_module
 from typing import Any
 
@@ -13,6 +14,7 @@ from ..errors import SettingsError
 from ..ports import ModelRequest, StreamEvent
 from .anthropic_reply import AnthropicReply
 from .anthropic_request import RESERVED_OPTIONS, EncodedRequest, encode_request
+from .dialects import Dialect, ForcedTool, ThinkingUse, find_signer
 from .endpoint import EndpointCall
 from .errors import build_stream_error
 from .sdk import SDKEndpoint
@@ -33,6 +35,10 @@ class Anthropic(SDKEndpoint):
     The API's own tools go in ``provider_options["tools"]``, before the agent's. ``provider_options["cache_control"]``
     is how long the prompt cache keeps the parts that perdure marks; None marks none.
 
+    ``dialect`` says how the server differs from others: the name of a known one (``"deepseek"``), or a ``Dialect``; by
+    default it is that of the host of ``base_url``. ``thinking``, ``forced_tool`` and ``cache_marks`` each replace one
+    field of it, see :class:`perdure.providers.dialects.Dialect`.
+
     An instance may be used from several event loops; each gets an SDK client of its own with its first call.
     """
 
@@ -43,6 +49,22 @@ class Anthropic(SDKEndpoint):
     official_url = "https://api.anthropic.com"
     official_hosts = ("anthropic.com",)
     secret_envs = ("ANTHROPIC_AUTH_TOKEN", "ANTHROPIC_CUSTOM_HEADERS")
+
+    def __init__(
+        self,
+        base_url: str | None = None,
+        api_key: str | None = None,
+        api_key_env: str | None = None,
+        *,
+        timeout: float = 600.0,
+        headers: Mapping[str, str] | None = None,
+        dialect: str | Dialect | None = None,
+        thinking: ThinkingUse | None = None,
+        forced_tool: ForcedTool | None = None,
+        cache_marks: bool | None = None,
+    ) -> None:
+        super().__init__(base_url, api_key, api_key_env, timeout=timeout, headers=headers)
+        self._set_dialect(dialect, thinking=thinking, forced_tool=forced_tool, cache_marks=cache_marks)
 
     @property
     def base_url(self) -> str:
@@ -73,19 +95,25 @@ class Anthropic(SDKEndpoint):
         again.
         """
         async with self._open_call(request) as call:
-            reply = AnthropicReply(self.host, self.origin, self.key_name)
-            for _ in range(_MAX_RESUMES):
-                encoded = encode_request(request, origin=self.origin, paused=reply.build_parts())
+            origin = self.origin
+            signer = None if origin == self.format else find_signer(request.model)
+            reply = AnthropicReply(self.host, origin, self.key_name, signer=signer)
+
+            async def send(dialect: Dialect) -> Any:
+                encoded = encode_request(request, origin=origin, paused=reply.build_parts(), dialect=dialect)
                 call.body = encoded.body
-                headers = self._build_headers(encoded, call.key)
-                async with aclosing(await self._post_request(call, headers)) as response:
+                return await self._post_request(call, self._build_headers(encoded, call.key))
+
+            for _ in range(_MAX_RESUMES):
+                response, _ = await self._post_conceding(call, request, send)
+                async with aclosing(response):
                     call.reply_started = True
                     async for item in self._read_stream(response):
                         for event in reply.feed(item):
                             yield event
                 if not reply.is_paused:
                     break
-            yield reply.complete()
+            yield replace(reply.complete(), requests=call.requests)
 
     def _create_client(self, key: str) -> Any:
         return self._create_sdk_client(key, self._create_http_client())
@@ -93,6 +121,7 @@ class Anthropic(SDKEndpoint):
     async def _post_request(self, call: EndpointCall[Any], headers: Mapping[str, str]) -> Any:
         """The HTTP client's response, its body not read yet. Raises what the SDK raises."""
         stream_class = import_module(self.extra).AsyncStream[object]
+        call.requests += 1
         async with asyncio.timeout(self._timeout):
             stream = await call.client.post(
                 "/v1/messages",

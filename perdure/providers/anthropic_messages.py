@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import count
 from typing import Any, assert_never
 
+from ..ports import ModelRequest
 from ..types.engine_texts import enclose_text
 from ..types.messages import (
     ContentPart,
@@ -25,6 +26,7 @@ from ..types.messages import (
 )
 from ..types.transcript import Piece, Segment, iter_pieces, map_pieces
 from .conversation import Conversation, WireObject, build_imported_file, drop_nulls, guess_image_type
+from .dialects import Dialect, find_signer
 from .encoding import (
     MessageEncoder,
     encode_file_base64,
@@ -40,6 +42,8 @@ from .encoding import (
 
 Block = dict[str, Any]
 
+_NO_THINKING = " "
+"""For a server that demands thinking with calls that were made elsewhere."""
 _ANTHROPIC_IMAGE_TYPES = {"image/jpeg", "image/png", "image/gif", "image/webp"}
 
 
@@ -48,10 +52,14 @@ class AnthropicEncoder(MessageEncoder):
 
     call_id_pattern = re.compile(r"[a-zA-Z0-9_-]+")
 
-    @property
-    def key(self) -> str:
+    def __init__(self, request: ModelRequest, origin: str, dialect: Dialect) -> None:
+        super().__init__(request, origin)
+        self._thinking = dialect.thinking
+        self.key = f"anthropic:{origin}"
         """The name under which messages and segments keep their encoding."""
-        return f"anthropic:{self.origin}"
+        if origin != "anthropic":  # whose models all read, or leave out, what any of them signed
+            self.signer = find_signer(request.model)
+            self.key += f":{self.signer}:{self._thinking}"
 
     def encode_message(self, message: Message) -> bytes:
         """The message's blocks as JSON objects, joined by commas; empty if nothing of it can be sent.
@@ -61,7 +69,7 @@ class AnthropicEncoder(MessageEncoder):
         fragment = message.wire(self.key)
         if fragment is None:
             if message.role == "assistant":
-                blocks = [block for part in message.parts for block in self._encode_assistant_part(part)]
+                blocks = self._encode_assistant(message.parts)
             else:
                 is_system = message.role == "system"
                 blocks = [block for part in message.parts for block in self._encode_user_part(part, is_system)]
@@ -71,21 +79,37 @@ class AnthropicEncoder(MessageEncoder):
             fragment = join_fragments(message, self.key, blocks)
         return fragment
 
+    def _encode_assistant(self, parts: Sequence[Part]) -> list[Block]:
+        blocks = [block for part in parts for block in self._encode_assistant_part(part)]
+        kinds = {block["type"] for block in blocks}
+        if self._thinking == "demanded" and "tool_use" in kinds and not kinds & {"thinking", "redacted_thinking"}:
+            blocks.insert(0, {"type": "thinking", "thinking": _NO_THINKING, "signature": ""})
+        return blocks
+
+    def _encode_thinking(self, part: ThinkingPart) -> Iterator[Block]:
+        """Signed thinking goes back to who signed it, unsigned to a server that gives and takes it."""
+        opaque = self.get_opaque(part)
+        # A Claude signs what it has thought to the end, and takes nothing else.
+        takes_unsigned = self._thinking in ("returned", "demanded") and self.signer not in (None, "claude")
+        is_unsigned = part.provider == self.origin and not (part.opaque or {}).get("signature")
+        if self._thinking != "refused" and (opaque.get("signature") or (is_unsigned and takes_unsigned)):
+            yield {"type": "thinking", "thinking": part.text, **opaque}
+
     def _encode_assistant_part(self, part: Part) -> Iterator[Block]:
         match part:
             case TextPart():
                 for block in _encode_text(require_loaded_text(part)):
                     yield block | self.get_opaque(part)
             case ThinkingPart():
-                if signed := self.get_opaque(part):
-                    yield {"type": "thinking", "thinking": part.text, **signed}
+                yield from self._encode_thinking(part)
             case ToolCallPart():
                 # Malformed arguments are sent as {}: the API wants an object, and the result says what was wrong.
                 name = encode_tool_name(part.name or "unknown")
                 call = {"id": self.encode_call_id(part.id), "name": name, "input": part.arguments}
                 yield {"type": "tool_use", **call, **self.get_opaque(part)}
             case OpaquePart():
-                if data := self.get_opaque(part):
+                data = self.get_opaque(part)
+                if data and not (self._thinking == "refused" and data.get("type") == "redacted_thinking"):
                     yield data
             case FilePart():
                 yield from _encode_text(render_file_text(part, self.files))  # the API takes files only from the user

@@ -11,7 +11,7 @@ from typing import Any
 
 from ..ports import Completed, StreamEvent, TextDelta, ThinkingDelta, ToolCallDelta
 from ..types.messages import FinishReason, OpaquePart, Part, TextPart, ThinkingPart, ToolCallPart, Usage, clean_text
-from .encoding import clean_json_value, keep_opaque, parse_arguments
+from .encoding import bind_opaque, clean_json_value, keep_opaque, parse_arguments
 from .errors import build_stream_error
 from .reply import StreamedReply, StreamedText, read_array, read_count, read_object, read_string
 
@@ -64,9 +64,10 @@ class _StreamedBlock:
             case "thinking":
                 if not text and not self.signature:
                     return None
-                # Thinking without a signature is shown, but the API would not take it back.
-                signed = {"signature": self.signature, **self._collect_extra_fields("thinking", "signature")}
-                return ThinkingPart(text=text, provider=origin, opaque=signed if self.signature else None)
+                # Anthropic itself always signs; others sign nothing, or have an empty signature.
+                signed = {"signature": self.signature} if self.signature or "signature" in self.start else {}
+                extra = self._collect_extra_fields("thinking", "signature")
+                return ThinkingPart(text=text, provider=origin, opaque={**signed, **extra} or None)
             case "tool_use":
                 opaque = keep_opaque(origin, self._collect_extra_fields("id", "name", "input"))
                 call, arguments = self.build_delta(""), self.parse_arguments()
@@ -90,8 +91,10 @@ class _StreamedBlock:
 class AnthropicReply(StreamedReply):
     """One reply under assembly."""
 
-    def __init__(self, endpoint: str, origin: str, key_name: str = "the key") -> None:
+    def __init__(self, endpoint: str, origin: str, key_name: str = "the key", *, signer: str | None = None) -> None:
+        """``signer``: whose models read what this one signs, at a server that has those of many vendors."""
         super().__init__(endpoint, origin, key_name)
+        self._signer = signer
         self._blocks: list[_StreamedBlock] = []
         self._open_blocks: dict[int, _StreamedBlock] = {}
         self._call_count = 0
@@ -201,6 +204,8 @@ class AnthropicReply(StreamedReply):
         parts = self.build_parts()
         if reason in ("stop", "other") and any(isinstance(part, ToolCallPart) for part in parts):
             reason = "tool_calls"
+        if self._signer is not None:
+            parts = tuple(bind_opaque(part, self._signer) if _is_signed(part) else part for part in parts)
         usage = self._earlier_usage + _read_usage(self._usage)
         return Completed(parts, reason, usage, self._model, origin=self._origin)
 
@@ -217,6 +222,11 @@ class AnthropicReply(StreamedReply):
             return block.kind == "tool_use" and (is_empty or block.parse_arguments() is None)
 
         self._blocks = [block for block in self._blocks if not is_unfinished(block)]
+
+
+def _is_signed(part: Part) -> bool:
+    """Whether only its vendor's models may read the part. Thinking without a signature belongs to the server alone."""
+    return not isinstance(part, ThinkingPart) or bool((part.opaque or {}).get("signature"))
 
 
 def _read_usage(usage: Mapping[str, Any]) -> Usage:

@@ -14,7 +14,17 @@ from typing import Any
 from ..ports import ModelRequest, ToolSpec
 from ..types.messages import Message, OpaquePart, Part, TextPart, ThinkingPart
 from .anthropic_messages import AnthropicEncoder, Block, iter_unique_pieces
-from .encoding import CONTINUE_TEXT, build_body, encode_json, encode_tool_name, get_own_opaque
+from .dialects import Dialect, find_dialect, find_signer
+from .encoding import (
+    CONTINUE_TEXT,
+    MODEL_KEY,
+    OPENING_TEXT,
+    build_body,
+    build_tool_demand,
+    encode_json,
+    encode_tool_name,
+    get_own_opaque,
+)
 
 # ---
 # What a Claude model's API takes, by the model's name. Other names are taken for current models.
@@ -96,13 +106,15 @@ class ThinkingParameters:
     """Whether a parameter needs the header ``anthropic-beta``."""
 
 
-def build_thinking_parameters(request: ModelRequest, *, origin: str, max_tokens: int) -> ThinkingParameters:
+def build_thinking_parameters(
+    request: ModelRequest, *, origin: str, max_tokens: int, may_force: bool = True
+) -> ThinkingParameters:
     """Parameters for ``settings["reasoning_effort"]``; those in the provider's options stay as they are."""
     model, effort = request.model, request.settings.get("reasoning_effort")
-    thinking = ThinkingParameters(can_force_tool=can_force_tool(model))
+    thinking = ThinkingParameters(can_force_tool=may_force and can_force_tool(model))
     if effort is not None and has_effort_parameter(model):
         thinking.parameters = _build_effort_parameters(effort)
-    elif effort is not None and _can_resume_with_thinking(request.messages, origin):
+    elif effort is not None and _can_resume_with_thinking(request, origin):
         thinking.parameters = _build_budget_parameters(effort, max_tokens)
     if "thinking" in request.provider_options:
         given = request.provider_options["thinking"]
@@ -144,23 +156,28 @@ def _disable_thinking(parameters: dict[str, Any], model: str) -> None:
             parameters["output_config"] = {"effort": "high"}  # above that thinking cannot be switched off
 
 
-def _can_resume_with_thinking(messages: Sequence[Message], origin: str) -> bool:
+def _can_resume_with_thinking(request: ModelRequest, origin: str) -> bool:
     """Whether a model with a budget may think now.
 
     A turn under way (calls and results after the last user message) must then have begun with thinking of its own,
     which another provider's turn did not.
     """
     first: Message | None = None
-    for message in reversed(messages):
+    for message in reversed(request.messages):
         if message.role not in ("assistant", "tool"):
             break
         first = message if message.role == "assistant" else first
     if first is None or not first.tool_calls:
         return True
     first_part = next(part for part in first.parts if not (isinstance(part, TextPart) and not part.text.strip()))
+    if not isinstance(first_part, OpaquePart | ThinkingPart):
+        return False
+    opaque = get_own_opaque(first_part, origin) or {}
+    if opaque.get(MODEL_KEY) not in (None, find_signer(request.model)):
+        return False
     if isinstance(first_part, OpaquePart):
-        return (get_own_opaque(first_part, origin) or {}).get("type") == "redacted_thinking"
-    return isinstance(first_part, ThinkingPart) and get_own_opaque(first_part, origin) is not None
+        return opaque.get("type") == "redacted_thinking"
+    return bool(opaque.get("signature"))
 
 
 RESERVED_OPTIONS = dict.fromkeys(("model", "messages", "stream", "system", "max_tokens"), "perdure")
@@ -171,7 +188,6 @@ SAMPLING_SETTINGS = ("temperature", "top_p", "top_k")
 SAMPLING_API_VERSION = "2023-06-01"
 
 _MAX_BREAKPOINTS = 4
-_OPENING_TEXT = "(The conversation begins with the assistant's message.)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,15 +217,19 @@ class _RoleGroup:
         return b'{"role":"%b","content":[%b]}' % (self.role.encode(), content)
 
 
-def encode_request(request: ModelRequest, *, origin: str, paused: Sequence[Part] = ()) -> EncodedRequest:
+def encode_request(
+    request: ModelRequest, *, origin: str, paused: Sequence[Part] = (), dialect: Dialect | None = None
+) -> EncodedRequest:
     """The body of ``POST /v1/messages``, streamed. ``paused`` is the begun reply that the model is to continue."""
+    dialect = dialect or find_dialect("anthropic", "anthropic.com" if origin == "anthropic" else "")
     options = dict(request.provider_options)
     head: dict[str, Any] = {"model": request.model, "stream": True, "max_tokens": get_default_max_tokens(request.model)}
     settings = {name: value for name, value in request.settings.items() if value is not None}
     head |= {name: value for name, value in settings.items() if name not in ("stop", "reasoning_effort")}
     if stop := settings.get("stop"):
         head["stop_sequences"] = [stop] if isinstance(stop, str) else list(stop)
-    thinking = build_thinking_parameters(request, origin=origin, max_tokens=head["max_tokens"])
+    may_force = dialect.forced_tool == "named"
+    thinking = build_thinking_parameters(request, origin=origin, max_tokens=head["max_tokens"], may_force=may_force)
     head |= thinking.parameters
     tools = [*options.pop("tools", ()), *map(encode_tool, request.tools)]
     head |= options
@@ -222,7 +242,7 @@ def encode_request(request: ModelRequest, *, origin: str, paused: Sequence[Part]
         head["tool_choice"] = {"type": "none"}
     else:
         head.pop("tool_choice", None)  # the author's, for tools that this call does not have
-    breakpoint_count = _count_own_breakpoints(options, tools)
+    breakpoint_count = _count_own_breakpoints(options, tools) if dialect.cache_marks else 0
     # A breakpoint is the author's own mark, with its time to live, if there is one.
     mark = {"cache_control": options.get("cache_control") or {"type": "ephemeral"}}
     if tools:
@@ -230,10 +250,10 @@ def encode_request(request: ModelRequest, *, origin: str, paused: Sequence[Part]
     if request.system and request.system.strip():
         block = {"type": "text", "text": request.system}
         head["system"] = [mark | block if breakpoint_count > 2 else block]
-    groups = _group_by_role(request, origin, thinking, paused)
+    groups = _group_by_role(request, origin, dialect, thinking, paused)
     marked = _find_marked_groups(groups, breakpoint_count)
     if marked is None:  # many messages of one role: without segments, no group is closed
-        groups = _group_by_role(replace(request, messages=[*request.messages]), origin, thinking, paused)
+        groups = _group_by_role(replace(request, messages=[*request.messages]), origin, dialect, thinking, paused)
         marked = _find_marked_groups(groups, breakpoint_count) or []
     encoded_mark = b"," + encode_json(mark)[1:-1]
     body = build_body(
@@ -254,19 +274,19 @@ def encode_tool(spec: ToolSpec) -> Block:
 
 
 def _group_by_role(
-    request: ModelRequest, origin: str, thinking: ThinkingParameters, paused: Sequence[Part]
+    request: ModelRequest, origin: str, dialect: Dialect, thinking: ThinkingParameters, paused: Sequence[Part]
 ) -> list[_RoleGroup]:
-    encoder = AnthropicEncoder(request, origin)
+    encoder = AnthropicEncoder(request, origin, dialect)
     groups: list[_RoleGroup] = []
     pieces = iter_unique_pieces(request.messages)
     for group in encoder.encode_pieces(pieces, encoder.key, partial(_group_messages, encoder), _close_groups):
         _add_group(groups, group)
     if groups and groups[0].role == "assistant":
-        groups.insert(0, _build_prompt_group(_OPENING_TEXT))
+        groups.insert(0, _build_prompt_group(OPENING_TEXT))
     if not groups or groups[-1].role == "assistant":
         _add_group(groups, _build_prompt_group(CONTINUE_TEXT))  # most models refuse to continue a reply of their own
     if request.tool_choice and not thinking.can_force_tool:
-        _add_group(groups, _build_prompt_group(f"Now call the tool {request.tool_choice}, and write nothing else."))
+        _add_group(groups, _build_prompt_group(build_tool_demand(request.tool_choice)))
     for group in _group_messages(encoder, [Message(role="assistant", parts=tuple(paused))] if paused else []):
         _add_group(groups, group)
     return groups

@@ -112,6 +112,17 @@ def keep_opaque(origin: str, data: Mapping[str, Any] | None) -> dict[str, Any]:
     return {"provider": origin, "opaque": data} if data else {}
 
 
+def bind_opaque(part: Part, signer: str) -> Part:
+    """``part``, its opaque data bound to the models that can read it."""
+    match part:
+        case OpaquePart():
+            return part.model_copy(update={"data": {**part.data, MODEL_KEY: signer}})
+        case TextPart() | ThinkingPart() | ToolCallPart() if part.opaque:
+            return part.model_copy(update={"opaque": {**part.opaque, MODEL_KEY: signer}})
+        case _:
+            return part
+
+
 def get_own_opaque(part: TextPart | ThinkingPart | ToolCallPart | OpaquePart, origin: str) -> dict[str, Any] | None:
     """The part's opaque data if it came from ``origin``, the only server that it may be sent back to; else None."""
     if part.provider != origin:
@@ -132,6 +143,17 @@ _TEXT_MEDIA_TYPE = re.compile(
 
 CONTINUE_TEXT = "Go on."
 """A message of the user for APIs that do not answer a conversation that ends with the model's."""
+OPENING_TEXT = "(The conversation begins with the assistant's message.)"
+"""A message of the user for APIs that want one first."""
+MODEL_KEY = "model"
+"""In opaque data: who can read what a model signed (``dialects.find_signer``). It is not sent."""
+SHORT_CALL_ID = re.compile(r"[a-zA-Z0-9]{9}")
+"""The ids that Mistral takes."""
+
+
+def build_tool_demand(name: str) -> str:
+    """A message of the user for models that take no ``tool_choice``."""
+    return f"Now call the tool {name}, and write nothing else."
 
 
 class MessageEncoder:
@@ -144,6 +166,8 @@ class MessageEncoder:
     """Characters that the format takes of a call's id."""
     call_id_pattern: ClassVar[re.Pattern[str] | None] = None
     """Characters that it takes, if not all."""
+    signer: str | None = None
+    """The models that read the opaque data (``dialects.find_signer``), if the format binds it to models, too."""
 
     def __init__(self, request: ModelRequest, origin: str) -> None:
         self.origin = origin
@@ -189,8 +213,13 @@ class MessageEncoder:
         return self.provider_ids.get(call_id) or encode_call_id(call_id, self.max_call_id, self.call_id_pattern)
 
     def get_opaque(self, part: TextPart | ThinkingPart | ToolCallPart | OpaquePart) -> dict[str, Any]:
-        """The part's opaque data if it came from this server; else {}."""
-        return get_own_opaque(part, self.origin) or {}
+        """The part's opaque data if it came from this server, and its model can read it; else {}."""
+        data = get_own_opaque(part, self.origin) or {}
+        if self.signer is None or MODEL_KEY not in data:
+            return data
+        if data[MODEL_KEY] != self.signer:
+            return {}
+        return {key: value for key, value in data.items() if key != MODEL_KEY}
 
     def join_text(self, parts: Iterable[Part]) -> str:
         """The texts and files of ``parts`` as one text."""
@@ -237,6 +266,11 @@ def encode_call_id(id: str, longest: int, allowed: re.Pattern[str] | None = None
     if id and len(id) <= longest and (allowed is None or allowed.fullmatch(id)):
         return id
     return f"call_{hashlib.sha256(id.encode()).hexdigest()}"[: min(longest, 37)]
+
+
+def shorten_call_id(id: str) -> str:
+    """``id`` in nine letters or digits: itself, or a digest that is the same for the call and its result."""
+    return id if SHORT_CALL_ID.fullmatch(id) else hashlib.sha256(id.encode()).hexdigest()[:9]
 
 
 def encode_tool_name(name: str) -> str:

@@ -139,6 +139,8 @@ class EndpointCall(Generic[ClientT]):
     client: ClientT = field(init=False)
     body: bytes | None = None
     """The request that was sent last."""
+    requests: int = 0
+    """How many were sent."""
     reply_started: bool = False
 
 
@@ -279,6 +281,7 @@ class Endpoint(ABC, Generic[ClientT]):
             raise
         except Exception as error:
             provider_error = self._build_provider_error(error, request, call.key, call.reply_started)
+            provider_error.requests = max(1, call.requests)
             raise mark_refused_content(provider_error, call.body) from None
 
     def _build_provider_error(

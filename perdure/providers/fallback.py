@@ -65,6 +65,11 @@ class Throttle:
                     report_wait("")
             yield
 
+    def count_requests(self, more: int) -> None:
+        """Count ``more`` requests that a call sent beyond its first."""
+        if self._limit.per_minute is not None:
+            self._call_starts.extend([time.monotonic()] * min(more, self._limit.per_minute))
+
     def _seconds_until_free(self) -> float:
         """Seconds until another call may start."""
         if self._limit.per_minute is None or len(self._call_starts) < self._limit.per_minute:
@@ -140,9 +145,9 @@ class ModelChain:
         """The events of one model, which must end with ``Completed``."""
         event: StreamEvent | None = None
         idle = SilenceTimer(self._idle)
+        throttle = self._throttles.get(model.provider)
         try:
             provider = self._find_provider(model)
-            throttle = self._throttles.get(model.provider)
             async with throttle.acquire(self._report_wait) if throttle is not None else nullcontext():
                 events = provider.stream(replace(request, model=model.name))
                 try:
@@ -152,6 +157,8 @@ class ModelChain:
                         _check_event(model, event)
                         if isinstance(event, Completed):
                             event = _name_model(event, model)
+                            if throttle is not None:
+                                throttle.count_requests(event.requests - 1)
                         yield event
                 except StopAsyncIteration:
                     pass
@@ -159,7 +166,9 @@ class ModelChain:
                     idle.close()
                     if (close := getattr(events, "aclose", None)) is not None:
                         await close()
-        except PerdureError:
+        except PerdureError as error:
+            if throttle is not None and isinstance(error, ProviderError):
+                throttle.count_requests(error.requests - 1)
             raise
         except Exception as error:
             if idle.has_expired and isinstance(error, TimeoutError):  # not one of the provider's own

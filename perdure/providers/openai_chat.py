@@ -5,17 +5,17 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..ports import Completed, ModelRequest, StreamEvent, TextDelta, ThinkingDelta, ToolCallDelta
 from ..types.messages import FinishReason, Part, TextPart, ThinkingPart, ToolCallPart, Usage, clean_text
-from .encoding import build_tool_call, clean_json_value, keep_opaque
-from .endpoint import is_host_of
+from .dialects import Dialect, DoneUse, ForcedTool, MaxTokensName, ThinkingUse, find_signer
+from .encoding import bind_opaque, build_tool_call, clean_json_value, keep_opaque
 from .errors import build_stream_error
-from .openai_chat_request import RESERVED_OPTIONS, THINKING_FIELDS, encode_request
-from .reply import StreamedReply, StreamedText, read_array, read_object, read_string
-from .sdk import OpenAIEndpoint, read_openai_usage
+from .openai_chat_request import RESERVED_OPTIONS, TAGGED_FIELD, THINKING_FIELDS, encode_request
+from .reply import StreamedReply, StreamedText, ThinkTags, read_array, read_object, read_string
+from .sdk import STREAM_DONE, OpenAIEndpoint, read_openai_usage
 from .settings import check_all_settings
 
 # ---
@@ -91,6 +91,11 @@ class ToolCallSlots:
         self._slots.append(slot)
         return slot
 
+    @property
+    def is_cut(self) -> bool:
+        """Whether the last call's arguments have begun, and have no end."""
+        return bool(self._slots) and bool(self._slots[-1].arguments.strip()) and not self._slots[-1].is_complete
+
     def build_parts(self, origin: str = "", *, cut: bool = False) -> list[ToolCallPart]:
         """The calls, in order. ``cut``: the reply ended early; calls that are not complete are omitted."""
         parts = [slot.build_part(origin) for slot in self._slots]
@@ -133,7 +138,7 @@ class StreamedThinking:
         for detail in read_array(delta.get("reasoning_details")):
             if isinstance(detail, Mapping):
                 self._add_detail(dict(detail))
-        for field in THINKING_FIELDS:
+        for field in (*THINKING_FIELDS, TAGGED_FIELD):
             if piece := read_string(delta.get(field)):
                 self._field = field
                 return self._text.add(piece)
@@ -189,8 +194,20 @@ _CHAT_CUT_REASONS = ("length", "content_filter", "refusal")
 class ChatReply(StreamedReply):
     """One reply under assembly."""
 
-    def __init__(self, endpoint: str, origin: str, key_name: str = "the key") -> None:
+    def __init__(
+        self,
+        endpoint: str,
+        origin: str,
+        key_name: str = "the key",
+        *,
+        signer: str | None = None,
+        dialect: Dialect | None = None,
+    ) -> None:
+        """``signer``: of the model that was asked (``dialects.find_signer``)."""
         super().__init__(endpoint, origin, key_name)
+        self._signer = signer
+        self._dialect = dialect or Dialect()
+        self._tags = ThinkTags() if self._dialect.think_tags else None
         self._text = StreamedText()
         self._refusal = StreamedText()
         self._annotations: list[Any] = []
@@ -215,8 +232,7 @@ class ChatReply(StreamedReply):
         delta = self._require_object(choice.get("delta") or choice.get("message") or {}, "a delta")
         content = delta.get("content")
         if content and isinstance(content, str) and len(delta) == 1:  # text and nothing else, as most pieces
-            if shown := self._text.add(content):
-                yield TextDelta(shown)
+            yield from self._feed_text(content)
         else:
             yield from self._feed_delta(delta)
         self._reason = read_string(choice.get("finish_reason")) or self._reason
@@ -237,8 +253,28 @@ class ChatReply(StreamedReply):
         """Text, or a list of typed pieces, as some servers send it."""
         for piece in read_array(content) if isinstance(content, list) else [content]:
             text = read_string(piece) or (read_string(piece.get("text")) if isinstance(piece, dict) else "")
-            if text and (shown := self._text.add(text)):
-                yield TextDelta(shown)
+            yield from self._feed_text(text)
+
+    def _feed_text(self, text: str) -> Iterator[StreamEvent]:
+        """Text of the content, which may begin with thinking in tags."""
+        thinking, text = self._tags.add(text) if self._tags is not None else ("", text)
+        if thinking and (shown := self._thinking.add({TAGGED_FIELD: thinking})):
+            yield ThinkingDelta(shown)
+        if text and (shown := self._text.add(text)):
+            yield TextDelta(shown)
+
+    def end(self, *, by_done: bool) -> Iterator[StreamEvent]:
+        """The stream has ended, ``by_done`` with ``[DONE]``; what was held back of the text."""
+        if self._tags is not None:
+            thinking, text = self._tags.flush()
+            if thinking:
+                yield ThinkingDelta(self._thinking.add({TAGGED_FIELD: thinking}))
+            if text:
+                yield TextDelta(self._text.add(text))
+        is_end = self._dialect.done_ends_reply is True or (self._dialect.done_ends_reply and self._usage != Usage())
+        is_whole = bool(self._text.join_text() or self._calls) and not self._calls.is_cut
+        if by_done and not self._reason and is_end and is_whole:
+            self._reason = "stop"
 
     def complete(self) -> Completed:
         """The whole reply. Raises ``TruncatedStreamError`` if the stream ended without a finish reason."""
@@ -259,11 +295,15 @@ class ChatReply(StreamedReply):
         if refusal:
             parts.append(TextPart(text=refusal, **keep_opaque(self._origin, {"refusal": True})))
         parts.extend(self._calls.build_parts(self._origin, cut=reason in _CHAT_CUT_REASONS))
+        if self._signer is not None:
+            parts = [bind_opaque(part, self._signer) if _is_signed(part) else part for part in parts]
         return Completed(tuple(parts), reason, self._usage, self._model, origin=self._origin)
 
 
-_MAX_COMPLETION_TOKENS_HOSTS = ("openai.com", "openai.azure.com")
-"""Where newer models refuse ``max_tokens``."""
+def _is_signed(part: Part) -> bool:
+    """Whether the vendor behind an aggregator signed the part, or encrypted it, for models of its own."""
+    opaque = part.opaque if isinstance(part, ThinkingPart | ToolCallPart) else None
+    return opaque is not None and ("reasoning_details" in opaque or "extra_content" in opaque)
 
 
 class OpenAIChat(OpenAIEndpoint):
@@ -271,9 +311,11 @@ class OpenAIChat(OpenAIEndpoint):
 
     ``base_url`` is any compatible endpoint; by default ``OPENAI_BASE_URL`` or OpenAI itself. The key is ``api_key``, or
     read from the variable ``api_key_env`` (``OPENAI_API_KEY``) with each call. ``timeout`` is how many seconds the API
-    may be silent. ``max_tokens_name`` is the wire name of the setting ``max_tokens``: by default
-    ``max_completion_tokens`` at OpenAI and Azure, whose newer models refuse the old name, and ``max_tokens`` elsewhere,
-    because most compatible servers know only that. ``headers`` are sent with every request.
+    may be silent. ``headers`` are sent with every request.
+
+    ``dialect`` says how the server differs from others: the name of a known one (``"vllm"``), or a ``Dialect``; by
+    default it is that of the host of ``base_url``. The parameters after it each replace one field of the dialect, see
+    :class:`perdure.providers.dialects.Dialect`.
 
     An instance may be used from several event loops; each gets an SDK client of its own with its first call.
     """
@@ -287,31 +329,65 @@ class OpenAIChat(OpenAIEndpoint):
         api_key_env: str | None = None,
         *,
         timeout: float = 600.0,
-        max_tokens_name: str | None = None,
         headers: Mapping[str, str] | None = None,
+        dialect: str | Dialect | None = None,
+        max_tokens_name: MaxTokensName | None = None,
+        stream_usage: bool | None = None,
+        forced_tool: ForcedTool | None = None,
+        short_call_ids: bool | None = None,
+        strict_roles: bool | None = None,
+        thinking: ThinkingUse | None = None,
+        call_signatures: bool | None = None,
+        think_tags: bool | None = None,
+        done_ends_reply: DoneUse | None = None,
     ) -> None:
         super().__init__(base_url, api_key, api_key_env, timeout=timeout, headers=headers)
-        self._max_tokens_name = max_tokens_name
+        self._set_dialect(
+            dialect,
+            max_tokens_name=max_tokens_name,
+            stream_usage=stream_usage,
+            forced_tool=forced_tool,
+            short_call_ids=short_call_ids,
+            strict_roles=strict_roles,
+            thinking=thinking,
+            call_signatures=call_signatures,
+            think_tags=think_tags,
+            done_ends_reply=done_ends_reply,
+        )
 
     @staticmethod
     def check_settings(settings: Mapping[str, Any], provider_options: Mapping[str, Any]) -> None:
-        """Check the settings and options of an agent. Raises ``SettingsError``."""
+        """Check the settings and options of an agent. Raises ``SettingsError``.
+
+        ``provider_options["stream_options"]`` may be None: the request then does not ask for the usage.
+        """
         wire_names = {"max_tokens": ("max_tokens", "max_completion_tokens")}
-        check_all_settings("openai", settings, provider_options, wire_names, RESERVED_OPTIONS)
+        options = {name: value for name, value in provider_options.items() if (name, value) != ("stream_options", None)}
+        check_all_settings("openai", settings, options, wire_names, RESERVED_OPTIONS)
 
     async def stream(self, request: ModelRequest) -> AsyncIterator[StreamEvent]:
-        """Call the model once. Raises ``ProviderError``; ``AuthenticationError`` also if no key is set."""
+        """Call the model once. Raises ``ProviderError``; ``AuthenticationError`` also if no key is set.
+
+        A request that the server refuses for a part that can be left out or written otherwise is sent again so.
+        """
         async with self._open_call(request) as call:
-            reply = ChatReply(self.host, self.origin, self.key_name)
-            name = self._resolve_max_tokens_name(self.host)
-            call.body = encode_request(request, origin=self.origin, max_tokens_name=name)
-            async with aclosing(await self._post_request(call, "/chat/completions")) as response:
+            origin = self.origin
+
+            async def send(dialect: Dialect) -> Any:
+                call.body = encode_request(request, origin=origin, dialect=dialect)
+                return await self._post_request(call, "/chat/completions")
+
+            response, dialect = await self._post_conceding(call, request, send)
+            signer = find_signer(request.model)
+            reply = ChatReply(self.host, origin, self.key_name, signer=signer, dialect=dialect)
+            by_done = False
+            async with aclosing(response):
                 call.reply_started = True
-                async for chunk in self._read_stream(response):
+                async for chunk in self._read_stream(response, tell_done=True):
+                    if by_done := chunk is STREAM_DONE:
+                        continue
                     for event in reply.feed(chunk):
                         yield event
-            yield reply.complete()
-
-    def _resolve_max_tokens_name(self, host: str) -> str:
-        is_known = is_host_of(host, _MAX_COMPLETION_TOKENS_HOSTS)
-        return self._max_tokens_name or ("max_completion_tokens" if is_known else "max_tokens")
+            for event in reply.end(by_done=by_done):
+                yield event
+            yield replace(reply.complete(), requests=call.requests)

@@ -6,17 +6,22 @@ them. So a call costs what copying the transcript costs, not what encoding it do
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, assert_never
 
 from ..ports import ModelRequest, ToolSpec
+from ..types.engine_texts import enclose_text
 from ..types.messages import ContentPart, FilePart, Message, Part, TextPart, ThinkingPart, ToolCallPart
 from ..types.transcript import iter_pieces
+from .dialects import Dialect, find_signer
 from .encoding import (
+    CONTINUE_TEXT,
+    OPENING_TEXT,
     MessageEncoder,
     build_body,
     build_data_url,
     build_moved_file_parts,
+    build_tool_demand,
     encode_file_base64,
     encode_json,
     encode_json_text,
@@ -25,11 +30,19 @@ from .encoding import (
     merge_fragments,
     render_file_text,
     require_loaded_text,
+    shorten_call_id,
     strip_parameters,
 )
+from .google_request import PLACEHOLDER_SIGNATURE, parse_gemini_version
 
 THINKING_FIELDS = ("reasoning_content", "reasoning")
 """Where compatible servers put the model's thinking."""
+TAGGED_FIELD = "<think>"
+"""Stands for thinking that came at the beginning of the content."""
+NO_THINKING = " "
+"""For a server that demands thinking which is not there. An empty text counts as missing."""
+BRIDGE_TEXT = "OK."
+"""The model's message between a result and a message of the user, for servers that want one there."""
 _CHAT_IMAGE_TYPES = {"image/png", "image/jpeg", "image/jpg", "image/gif", "image/webp"}
 _CHAT_AUDIO_FORMATS = {
     "audio/wav": "wav",
@@ -45,21 +58,28 @@ RESERVED_OPTIONS = dict.fromkeys(
 """Parameters that the adapter sets itself (``n``: it reads one choice, more would be paid for nothing)."""
 
 
-def encode_request(request: ModelRequest, *, origin: str, max_tokens_name: str) -> bytes:
+def encode_request(request: ModelRequest, *, origin: str, dialect: Dialect | None = None) -> bytes:
     """The body of ``POST /chat/completions`` at ``origin``: ``request`` in order, streamed, with usage.
 
     The messages come last, so that each call's body begins with all of the one before, but for its end.
     """
-    head: dict[str, Any] = {"model": request.model, "stream": True, "stream_options": {"include_usage": True}}
+    dialect = dialect or Dialect()
+    options = dict(request.provider_options)
+    head: dict[str, Any] = {"model": request.model, "stream": True}
+    if dialect.stream_usage and options.pop("stream_options", {}) is not None:
+        head["stream_options"] = {"include_usage": True}
+    options.pop("stream_options", None)
     if request.tools:
         head["tools"] = [encode_tool(spec) for spec in request.tools]
-    if request.tool_choice:
+    if request.tool_choice and dialect.forced_tool == "named":
         head["tool_choice"] = {"type": "function", "function": {"name": request.tool_choice}}
+    elif request.tool_choice and dialect.forced_tool == "required":
+        head["tool_choice"] = "required"
     for name, value in request.settings.items():
         if value is not None:
-            head[max_tokens_name if name == "max_tokens" else name] = value
-    head |= request.provider_options
-    return build_body(head, "messages", ChatEncoder(request, origin).encode_messages(request.system))
+            head[dialect.max_tokens_name if name == "max_tokens" else name] = value
+    head |= options
+    return build_body(head, "messages", ChatEncoder(request, origin, dialect).encode_messages(request.system))
 
 
 def encode_tool(spec: ToolSpec) -> dict[str, Any]:
@@ -73,28 +93,63 @@ class ChatEncoder(MessageEncoder):
 
     max_call_id = 40  # OpenAI's limit
 
+    def __init__(self, request: ModelRequest, origin: str, dialect: Dialect) -> None:
+        super().__init__(request, origin)
+        self.signer = find_signer(request.model)
+        self._dialect = dialect
+        self._has_call_signatures = dialect.call_signatures and parse_gemini_version(request.model) >= 3
+        self._demand = ""
+        if request.tool_choice and dialect.forced_tool != "named":
+            self._demand = build_tool_demand(request.tool_choice)
+        ways = (dialect.thinking, dialect.short_call_ids, self._has_call_signatures)
+        # Of OpenAI itself there is no opaque data that only some models read, and no other way.
+        self._key = origin if origin == "openai" else " ".join((origin, self.signer, *map(str, ways)))
+
+    def encode_call_id(self, call_id: str) -> str:
+        """See :meth:`MessageEncoder.encode_call_id`; a server that wants short ids wants its own short, too."""
+        encoded = super().encode_call_id(call_id)
+        return shorten_call_id(encoded) if self._dialect.short_call_ids else encoded
+
     def encode_messages(self, system: str | None) -> list[bytes]:
         """The system prompt and the messages, in pieces of one or more JSON objects.
 
         Raises ``BadRequestError`` for content that was not loaded.
         """
-        prompt = [encode_json({"role": "system", "content": system})] if system else []
-        key = f"chat {self.origin}"
-        return prompt + self.encode_pieces(iter_pieces(self.messages), key, self._encode_piece, merge_fragments)
+        prompt = [{"role": "system", "content": system}] if system else []
+        demand = [{"role": "user", "content": self._demand}] if self._demand else []
+        if self._dialect.strict_roles:
+            # What is joined depends on the neighbours, so nothing is kept: these servers are close by and small.
+            return [*map(encode_json, alternate_roles([*prompt, *self._list_messages(self.messages), *demand]))]
+        pieces = self.encode_pieces(
+            iter_pieces(self.messages), f"chat {self._key}", self._encode_piece, merge_fragments
+        )
+        return [*map(encode_json, prompt), *pieces, *map(encode_json, demand)]
+
+    def _list_messages(self, messages: Iterable[Message]) -> Iterator[dict[str, Any]]:
+        """The messages as objects, in the order of :meth:`_encode_piece`."""
+        moved: list[dict[str, Any]] = []
+        for message in messages:
+            if message.role != "tool":
+                yield from moved
+                moved = []
+            yield from self._encode_message(message)
+            if message.role == "tool":
+                moved += self._encode_moved_files(message)
+        yield from moved
 
     def _encode_piece(self, messages: Sequence[Message]) -> list[bytes]:
         """Results hold text alone; their files follow in a user message, after the results of all calls, which must not
         be separated."""
-        files_key = f"{self.origin} files"
+        files_key = f"{self._key} files"
         encoded: list[bytes] = []
         moved: list[bytes] = []
         for message in messages:
             if moved and message.role != "tool":
                 encoded += moved
                 moved = []
-            fragment = message.wire(self.origin)
+            fragment = message.wire(self._key)
             if fragment is None:
-                fragment = join_fragments(message, self.origin, self._encode_message(message))
+                fragment = join_fragments(message, self._key, self._encode_message(message))
             if fragment:
                 encoded.append(fragment)
             if message.role == "tool":
@@ -139,8 +194,10 @@ class ChatEncoder(MessageEncoder):
         for part in message.parts:
             is_refusal = isinstance(part, TextPart) and self.get_opaque(part).get("refusal")
             (refusals if is_refusal else rest).append(part)
-        text = self.join_text(rest)
+        text = self._join_tagged_thinking(message.parts) + self.join_text(rest)
         calls = [self._encode_call(call) for call in message.tool_calls]
+        if self._has_call_signatures and calls and "extra_content" not in calls[0]:
+            calls[0]["extra_content"] = {"google": {"thought_signature": PLACEHOLDER_SIGNATURE}}
         encoded: dict[str, Any] = {"role": "assistant", "content": text}
         if refusals:
             encoded["refusal"] = self.join_text(refusals)
@@ -156,16 +213,33 @@ class ChatEncoder(MessageEncoder):
 
         DeepSeek refuses a conversation with tool calls that lacks it (its first reasoning models refused one that had
         it: they had no tools), and models that think between tool calls continue from it. OpenAI itself gives none, so
-        it gets none; nor does any other server, because few take it.
+        it gets none; nor does any other server, because few take it. A server that demands it gets an empty one with
+        calls that were made elsewhere.
         """
         fields: dict[str, Any] = {}
+        if self._dialect.thinking == "refused":
+            return fields
         for part in parts:
             if isinstance(part, ThinkingPart) and (opaque := self.get_opaque(part)):
                 if isinstance(details := opaque.get("reasoning_details"), list):
                     fields["reasoning_details"] = [*fields.get("reasoning_details", ()), *details]
                 elif (field := opaque.get("field")) in THINKING_FIELDS:
                     fields[field] = fields.get(field, "") + part.text
+        is_demanded = self._dialect.thinking == "demanded" and any(isinstance(part, ToolCallPart) for part in parts)
+        if is_demanded and not any(fields.values()) and not self._join_tagged_thinking(parts):
+            fields["reasoning_content"] = NO_THINKING
         return fields
+
+    def _join_tagged_thinking(self, parts: Sequence[Part]) -> str:
+        """The thinking that came in tags, for a server that demands it (MiniMax)."""
+        if self._dialect.thinking != "demanded":
+            return ""
+        texts = (
+            part.text
+            for part in parts
+            if isinstance(part, ThinkingPart) and self.get_opaque(part).get("field") == TAGGED_FIELD
+        )
+        return "".join(f"<think>\n{text.strip()}\n</think>\n\n" for text in texts)
 
     def _encode_call(self, call: ToolCallPart) -> dict[str, Any]:
         # Malformed arguments are sent as {}: the API wants JSON, and the result that follows says what was wrong.
@@ -198,3 +272,53 @@ class ChatEncoder(MessageEncoder):
         if media_type in _CHAT_AUDIO_FORMATS and (data := encode_file_base64(file, self.files)):
             return {"type": "input_audio", "input_audio": {"data": data, "format": _CHAT_AUDIO_FORMATS[media_type]}}
         return {"type": "text", "text": render_file_text(file, self.files)}
+
+
+# ---
+# Roles in turn, for chat templates that raise an error otherwise, and for Mistral and Perplexity.
+
+
+_Wire = dict[str, Any]
+
+
+def alternate_roles(messages: Iterable[_Wire]) -> list[_Wire]:
+    """``messages`` with one system message at the beginning, then a user and an assistant in turn.
+
+    Calls and their results stand between them; neighbours of one role are joined. The last message is a user's, or a
+    result.
+    """
+    turns: list[_Wire] = []
+    for message in messages:
+        is_first = all(turn["role"] == "system" for turn in turns)
+        if message["role"] == "system" and not is_first:
+            message = {"role": "user", "content": enclose_text("system", message["content"])}
+        elif message["role"] == "assistant" and not (message.get("content") or message.get("tool_calls")):
+            if not message.get("refusal"):
+                continue  # an empty reply
+            message = {"role": "assistant", "content": message["refusal"]}
+        last = turns[-1] if turns else {"role": ""}
+        if message["role"] == "assistant" and is_first:
+            turns.append({"role": "user", "content": OPENING_TEXT})
+        elif message["role"] == "user" and last["role"] == "tool":
+            turns.append({"role": "assistant", "content": BRIDGE_TEXT})
+        elif message["role"] == last["role"] != "tool" and not last.get("tool_calls"):
+            turns[-1] = _join_messages(last, message)
+            continue
+        turns.append(message)
+    if not turns or turns[-1]["role"] not in ("user", "tool"):
+        turns.append({"role": "user", "content": CONTINUE_TEXT})
+    return turns
+
+
+def _join_messages(first: _Wire, second: _Wire) -> _Wire:
+    joined = {**first, **second}
+    for name in THINKING_FIELDS:
+        if name in first and name in second:
+            joined[name] = first[name] + second[name]
+    contents = [content for content in (first.get("content"), second.get("content")) if content]
+    if all(isinstance(content, str) for content in contents):
+        joined["content"] = "\n\n".join(contents) or second.get("content")
+    else:
+        lists = ([{"type": "text", "text": each}] if isinstance(each, str) else each for each in contents)
+        joined["content"] = [piece for each in lists for piece in each]
+    return joined

@@ -5,8 +5,9 @@ Anything may come from a server that calls itself compatible.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 from ..errors import MalformedReplyError, TruncatedStreamError
 from ..types.messages import clean_text
@@ -54,6 +55,58 @@ class StreamedText:
     def join_text(self) -> str:
         """The whole text."""
         return "".join(self._pieces) + clean_text(self._half)
+
+
+_THINK_TAG = re.compile(r"<(think|thinking|thought)>")
+_TAGS = ("<think>", "<thinking>", "<thought>")
+_MOST_BLANKS = 1_000
+"""Characters before the tag."""
+
+
+class ThinkTags:
+    """Tells thinking from the answer in a text that comes in pieces, and begins with ``<think>`` if there is any.
+
+    A tag elsewhere is text: an answer may be about tags.
+    """
+
+    def __init__(self) -> None:
+        self._held = ""
+        self._state: Literal["beginning", "thinking", "gap", "answer"] = "beginning"
+        self._end = ""
+
+    def add(self, piece: str) -> tuple[str, str]:
+        """Take a piece; what is now known to be thinking, and what is the answer's."""
+        if self._state == "answer":
+            return "", piece
+        text, self._held = self._held + piece, ""
+        thinking = ""
+        if self._state == "beginning":
+            start = text.lstrip()
+            if match := _THINK_TAG.match(start):
+                self._state, self._end, text = "thinking", f"</{match[1]}>", start[match.end() :].lstrip("\n")
+            elif len(text) < _MOST_BLANKS and any(tag.startswith(start) for tag in _TAGS):
+                self._held = text  # the tag may still come
+                return "", ""
+            else:
+                self._state = "answer"
+                return "", text
+        if self._state == "thinking":
+            thinking, end, rest = text.partition(self._end)
+            if not end:
+                sizes = range(len(self._end) - 1, 0, -1)
+                keep = next((size for size in sizes if text.endswith(self._end[:size])), 0)
+                thinking, self._held = text[: len(text) - keep], text[len(text) - keep :]
+                return thinking, ""
+            self._state, text = "gap", rest
+        text = text.lstrip()
+        if text:
+            self._state = "answer"
+        return thinking, text
+
+    def flush(self) -> tuple[str, str]:
+        """What was held back, at the end of the reply."""
+        held, self._held = self._held, ""
+        return (held, "") if self._state == "thinking" else ("", held)
 
 
 class StreamedReply:

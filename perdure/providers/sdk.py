@@ -15,9 +15,12 @@ import asyncio
 import contextlib
 import json
 import re
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
 from importlib import import_module
 from importlib.util import find_spec
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 from ..errors import (
@@ -28,7 +31,9 @@ from ..errors import (
     ProviderConnectionError,
     ProviderError,
 )
+from ..ports import ModelRequest
 from ..types.messages import Usage
+from .dialects import Concessions, Dialect, check_fields, find_dialect, get_dialect
 from .encoding import parse_reply_json, strip_parameters
 from .endpoint import CONNECT_TIMEOUT, Endpoint, EndpointCall, SilenceTimer
 from .errors import (
@@ -139,12 +144,75 @@ async def drain_stream(pieces: AsyncIterator[object], timeout: float = _BODY_END
                 pass
 
 
+STREAM_DONE = object()
+"""The end of a stream that says so: ``data: [DONE]``."""
+
+
+def list_used_fields(request: ModelRequest) -> list[str]:
+    """The fields of a dialect that ``request`` makes use of."""
+    used = ["strict_roles", "thinking", "short_call_ids", "call_signatures", "cache_marks"]
+    if request.provider_options.get("stream_options", {}) is not None:
+        used.append("stream_usage")
+    if request.tool_choice:
+        used.append("forced_tool")
+    if request.settings.get("max_tokens") is not None:
+        used.append("max_tokens_name")
+    return used
+
+
 class SDKEndpoint(Endpoint[Any]):
     """An adapter that calls its API through such an SDK; ``extra`` is the name of the package."""
 
     client_class: ClassVar[str]
 
     _translate_error = staticmethod(translate_error)
+    _given_dialect: str | Dialect | None = None
+    _given_fields: Mapping[str, Any] = MappingProxyType({})
+
+    @property
+    def dialect(self) -> Dialect:
+        """How the server differs from others, as far as that is known before a request."""
+        given = self._given_dialect
+        if given is None:
+            given = find_dialect(self.format, self.host)
+        elif isinstance(given, str):
+            given = get_dialect(self.format, given)
+        return replace(given, **self._given_fields)
+
+    @cached_property
+    def _learned_dialects(self) -> dict[str, Dialect]:
+        """The dialects of models whose refusals changed them."""
+        return {}
+
+    def _set_dialect(self, dialect: str | Dialect | None, **fields: object) -> None:
+        """Take the author's dialect, and ``fields`` of it that are not None. Raises ``DefinitionError``."""
+        self._given_fields = check_fields(self.format, type(self).__name__, dialect, fields)
+        self._given_dialect = dialect
+
+    async def _post_conceding(
+        self, call: EndpointCall[Any], request: ModelRequest, send: Callable[[Dialect], Awaitable[Any]]
+    ) -> tuple[Any, Dialect]:
+        """The response of ``send``, and the dialect that the server took.
+
+        A refusal that means another dialect is no error yet: the request is sent again as the server wants it, and
+        once that has worked the model's requests are sent so from the beginning.
+        """
+        dialect = self._learned_dialects.get(request.model, self.dialect)
+        concessions = Concessions(self.format, dialect, dialect)
+        used = list_used_fields(request)
+        while True:
+            try:
+                response = await send(concessions.dialect)
+            except Exception as error:
+                refusal = error
+                if not isinstance(error, ProviderError):
+                    refusal = translate_error(error, reply_started=False, endpoint=self.host, key_name=self.key_name)
+                if not concessions.concede(refusal, used):  # type: ignore[arg-type]  # a ProviderError by now
+                    raise
+            else:
+                if concessions.lasting != dialect:
+                    self._learned_dialects[request.model] = concessions.lasting
+                return response, concessions.dialect
 
     def _create_sdk_client(self, key: str, http_client: Any) -> Any:
         sdk = import_module(self.extra)
@@ -163,9 +231,10 @@ class SDKEndpoint(Endpoint[Any]):
         sdk = import_module(self.extra)
         return sdk.DefaultAioHttpClient() if find_spec("aiohttp") is not None else sdk.DefaultAsyncHttpxClient()
 
-    async def _read_stream(self, response: Any) -> AsyncIterator[object]:
+    async def _read_stream(self, response: Any, *, tell_done: bool = False) -> AsyncIterator[object]:
         """The JSON values of the response's stream; the one whole reply of a server that does not stream.
 
+        ``tell_done``: the last of them is ``STREAM_DONE`` if the server says that the stream has ended.
         Raises ``MalformedReplyError`` for a web page, and for JSON that cannot be parsed; ``TimeoutError`` after a
         silence.
         """
@@ -189,6 +258,8 @@ class SDKEndpoint(Endpoint[Any]):
                 for name, data in parser.feed(piece):
                     if data.startswith("[DONE]"):
                         await drain_stream(pieces)
+                        if tell_done:
+                            yield STREAM_DONE
                         return
                     for value in self._parse_event(name, data, endpoint):
                         yield value
@@ -285,6 +356,7 @@ class OpenAIEndpoint(SDKEndpoint):
     async def _post_request(self, call: EndpointCall[Any], path: str) -> Any:
         """The HTTP client's response, its body not read yet. Raises ``ProviderError`` for an error of the API, and what
         the SDK and the HTTP client raise."""
+        call.requests += 1
         async with asyncio.timeout(self._timeout):
             response = await call.client.post(path, call.body)
             if response.is_success:

@@ -63,16 +63,18 @@ class BudgetStage:
             ):  # the caller may go on without the reply (a summary in pieces), so it does not count
                 raise
             bounded = bound_wait(error, limits.retry_seconds)
-            failed = self._count_failed_attempts(call, obeyed=error.retry_after is not None and not bounded)
+            obeyed = error.retry_after is not None and not bounded
+            failed = self._count_failed_attempts(call, error.requests - obeyed)
             if (why := describe_exhausted_limit(limits, failed, _measure_elapsed(call), error.retry_after)) is not None:
                 raise _mark_final(error, why) from None
             raise
 
-    def _count_failed_attempts(self, call: RequestCall, *, obeyed: bool) -> int:
-        """Count the failed attempts, including this one unless the wait that the provider asks for is ``obeyed``."""
+    def _count_failed_attempts(self, call: RequestCall, more: int) -> int:
+        """Count the failed attempts, and ``more``: each request of this one, but for the one whose error asks for a
+        wait that is obeyed."""
         call_id = call.owner.rpartition("/")[0]
         counted = get_attempt_value(FAILED_ATTEMPTS_KEY)
-        failed = (self._failed_attempts.get(call_id, 0) if counted is None else counted) + (not obeyed)
+        failed = (self._failed_attempts.get(call_id, 0) if counted is None else counted) + more
         if not set_attempt_value(FAILED_ATTEMPTS_KEY, failed):
             self._failed_attempts[call_id] = failed
         return failed

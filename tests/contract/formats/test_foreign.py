@@ -64,9 +64,7 @@ def _pydantic_ai(request: ModelRequest, *, origin: str) -> bytes:
 @pytest.mark.parametrize(
     "encode",
     [
-        lambda request, origin: openai_chat_request.encode_request(
-            request, origin=origin, max_tokens_name="max_tokens"
-        ),
+        lambda request, origin: openai_chat_request.encode_request(request, origin=origin),
         lambda request, origin: anthropic_request.encode_request(request, origin=origin).body,
         lambda request, origin: google_request.encode_request(request, origin=origin),
         lambda request, origin: openai_responses_request.encode_request(request, origin=origin),

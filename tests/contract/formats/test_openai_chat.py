@@ -11,6 +11,7 @@ import pytest
 
 from perdure.errors import BadRequestError
 from perdure.ports import ModelRequest
+from perdure.providers.dialects import find_dialect
 from perdure.providers.openai_chat import OpenAIChat
 from perdure.types.messages import BlobRef, FilePart, Message, TextPart, ThinkingPart, ToolCallPart, ToolResultPart
 from tests.servers.model_server import OpenAIServer
@@ -74,9 +75,9 @@ async def test_max_tokens_has_the_name_that_the_endpoint_knows(server: OpenAISer
         ["max_tokens", "messages", "model", "stream", "stream_options"],
         ["max_completion_tokens", "messages", "model", "stream", "stream_options"],
     ]
-    assert OpenAIChat()._resolve_max_tokens_name("api.openai.com") == "max_completion_tokens"
-    assert OpenAIChat()._resolve_max_tokens_name("x.openai.azure.com") == "max_completion_tokens"
-    assert OpenAIChat()._resolve_max_tokens_name("notopenai.com") == "max_tokens"
+    assert find_dialect("openai", "api.openai.com").max_tokens_name == "max_completion_tokens"
+    assert find_dialect("openai", "x.openai.azure.com").max_tokens_name == "max_completion_tokens"
+    assert find_dialect("openai", "notopenai.com").max_tokens_name == "max_tokens"
 
 
 async def test_metadata_goes_with_store(ask: Api, server: OpenAIServer) -> None:

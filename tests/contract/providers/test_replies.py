@@ -60,7 +60,7 @@ async def test_text_and_thinking_stream_and_complete(api: Api) -> None:
             assert (thought.opaque["model"], thought.opaque["item"]["type"]) == ("gpt-test", "reasoning")
             assert thought.opaque["item"]["encrypted_content"].startswith("gAAAA")
         case "anthropic":
-            assert thought.opaque == {"signature": sign("let me see")}
+            assert thought.opaque == {"signature": sign("let me see"), "model": "claude"}
         case "google":
             assert thought.opaque is None
     assert (completed.finish_reason, completed.model) == ("stop", api.adapter.model)

@@ -153,9 +153,9 @@ async def test_content_that_was_not_loaded_is_refused(api: Api) -> None:
 
 
 KEPT = {
-    "openai": ("openai@127.0.0.1", b'{"role":"user","content":"from memory"}'),
+    "openai": ("openai@127.0.0.1 gpt-test returned False False", b'{"role":"user","content":"from memory"}'),
     "openai-responses": ("openai-responses", b'{"type":"message","role":"user","content":"from memory"}'),
-    "anthropic": ("anthropic:anthropic@127.0.0.1", b'{"type":"text","text":"from memory"}'),
+    "anthropic": ("anthropic:anthropic@127.0.0.1:claude:returned", b'{"type":"text","text":"from memory"}'),
     "google": ("google:google@127.0.0.1:3", b'{"text":"from memory"}'),
 }
 

@@ -49,7 +49,7 @@ def _parts(message: Message) -> Iterator[Part]:
 FORMAT = Format(
     "gpt-5",
     OWN,
-    lambda request, origin: openai_chat_request.encode_request(request, origin=origin, max_tokens_name="max_tokens"),
+    lambda request, origin: openai_chat_request.encode_request(request, origin=origin),
     lambda body, origin: decode_messages("openai", body["messages"], origin=origin).messages,
     parse,
     holds,

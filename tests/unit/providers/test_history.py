@@ -156,7 +156,7 @@ def test_what_a_registered_server_gave_goes_back_to_it_alone() -> None:
 
 
 def chat_round_trip(messages: list[Message]) -> list[Message]:
-    body = json.loads(encode_request(ModelRequest("m", messages), origin=HERE, max_tokens_name="max_tokens"))
+    body = json.loads(encode_request(ModelRequest("m", messages), origin=HERE))
     return decode_messages("openai", body["messages"], origin=HERE).messages
 
 

@@ -25,9 +25,7 @@ from perdure.types.messages import FilePart, Message, TextPart, ThinkingPart, To
 from perdure.types.transcript import Segment, Transcript, drop_system_messages, find_last_system_message
 
 FORMATS: dict[str, Callable[[ModelRequest], bytes]] = {
-    "openai": lambda request: openai_chat_request.encode_request(
-        request, origin="openai", max_tokens_name="max_tokens"
-    ),
+    "openai": lambda request: openai_chat_request.encode_request(request, origin="openai"),
     "openai-responses": lambda request: openai_responses_request.encode_request(request, origin="openai-responses"),
     "anthropic": lambda request: anthropic_request.encode_request(request, origin="anthropic").body,
     "google": lambda request: google_request.encode_request(request, origin="google"),
