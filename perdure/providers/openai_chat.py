@@ -8,6 +8,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ..errors import SettingsError
 from ..ports import Completed, ModelRequest, StreamEvent, TextDelta, ThinkingDelta, ToolCallDelta
 from ..types.messages import FinishReason, Part, TextPart, ThinkingPart, ToolCallPart, Usage, clean_text
 from .dialects import Dialect, DoneUse, ForcedTool, MaxTokensName, ThinkingUse, find_signer
@@ -362,7 +363,10 @@ class OpenAIChat(OpenAIEndpoint):
         ``provider_options["stream_options"]`` may be None: the request then does not ask for the usage.
         """
         wire_names = {"max_tokens": ("max_tokens", "max_completion_tokens")}
-        options = {name: value for name, value in provider_options.items() if (name, value) != ("stream_options", None)}
+        if provider_options.get("stream_options") is not None:
+            problem = "provider_options['stream_options'] for provider 'openai' collides: perdure sets it."
+            raise SettingsError(problem, hint="None leaves it out; the usage is then what the server sends unasked.")
+        options = {name: value for name, value in provider_options.items() if name != "stream_options"}
         check_all_settings("openai", settings, options, wire_names, RESERVED_OPTIONS)
 
     async def stream(self, request: ModelRequest) -> AsyncIterator[StreamEvent]:

@@ -158,9 +158,13 @@ def test_every_row_of_the_tables_has_a_wording() -> None:
 
     texts = [*TOO_LONG.values(), REQUEST_TOO_LARGE]
     unused = [
-        name for name, pattern in TOO_LONG_TEXTS[:20] if not any(re.search(pattern, text, re.I) for text in texts)
+        name
+        for name, pattern in TOO_LONG_TEXTS[:20]
+        if not any(re.search(pattern, text, re.IGNORECASE) for text in texts)
     ]
     assert set(unused) <= {"OpenAI, Azure"}
     slips = [json.dumps(body) for body in SLIPS.values()]
-    named = {name for name, pattern in MODEL_SLIP_TEXTS if any(re.search(pattern, text, re.I) for text in slips)}
+    named = {
+        name for name, pattern in MODEL_SLIP_TEXTS if any(re.search(pattern, text, re.IGNORECASE) for text in slips)
+    }
     assert {"Groq", "Cerebras, SambaNova", "SambaNova", "Ollama", "llama.cpp"} <= named
