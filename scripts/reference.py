@@ -9,7 +9,7 @@ A page is plain Markdown. Between two comments stands what this program writes; 
 Options: `hide=NAME,NAME` leaves out public members, `members=none` all of them, `inherit=NAME,NAME` shows methods of a
 base class too, `fields=all` fields without a docstring; `defaults=FUNCTION` names the function that has the defaults of
 a TypedDict of options. The heading is one level below the last one above the comment. `<!-- api http -->` is the
-operations of the HTTP API, from their OpenAPI document.
+operations of the HTTP API, from their OpenAPI document, `<!-- api dialects -->` the table of servers that differ.
 
 Usage: reference.py [--check] [PAGE …]    `--check` writes nothing, and fails if a page is not up to date.
 """
@@ -98,6 +98,8 @@ def describe(region: Region) -> str:
     """The Markdown of an object. Raises ``PageError`` if there is no such object, or no such member to hide."""
     if region.path == "http":
         return "\n\n".join(render_operations(region.level))
+    if region.path == "dialects":
+        return render_dialects()
     subject = find_object(region.path)
     if unknown := sorted(region.hidden - set(subject.members)):
         raise PageError(f"{region.path} has no {', '.join(unknown)} to hide")
@@ -393,6 +395,28 @@ def render_schema_type(schema: dict[str, Any]) -> str:
 
 def _format_prose(text: str) -> str:
     return _LITERAL.sub(r"`\1`", _ROLE.sub("`", textwrap.dedent(text)))
+
+
+# ---
+# The dialects of providers.
+
+
+def render_dialects() -> str:
+    """The table of `perdure.providers.dialects`: a row for each name, with what differs from the defaults."""
+    from perdure.providers.dialects import DIALECTS, describe_differences
+
+    lines = ["| dialect | at | `OpenAIChat` | `Anthropic` |", "|---|---|---|---|"]
+    for name in dict.fromkeys(dialect.name for dialect in DIALECTS):
+        entries = [dialect for dialect in DIALECTS if dialect.name == name]
+        hosts = dict.fromkeys(host for dialect in entries for host in dialect.hosts)
+        cells = [", ".join(f"`{host}`" for host in hosts) or ("any other host" if name == "compatible" else "by name")]
+        for wire in ("openai", "anthropic"):
+            found = next((dialect for dialect in entries if wire in dialect.formats), None)
+            changes = {} if found is None else describe_differences(found, wire)
+            shown = ", ".join(f"`{field}={value!r}`" for field, value in changes.items())
+            cells.append("" if found is None else shown or "the defaults")
+        lines.append(f"| `{name}` | {' | '.join(cells)} |")
+    return "\n".join(lines)
 
 
 def main(arguments: list[str]) -> int:

@@ -17,6 +17,7 @@ from .registry import register_provider as register_provider
 
 if TYPE_CHECKING:
     from .anthropic import Anthropic as Anthropic
+    from .dialects import Dialect as Dialect
     from .google import Google as Google
     from .history import ImportedHistory as ImportedHistory
     from .history import import_messages as import_messages
@@ -27,6 +28,7 @@ else:
         __name__,
         {
             ".anthropic": "Anthropic",
+            ".dialects": "Dialect",
             ".google": "Google",
             ".history": "ImportedHistory import_messages",
             ".openai_chat": "OpenAIChat",

@@ -52,8 +52,8 @@ class Dialect:
     """Whether ``<think>`` at the beginning of a reply begins thinking. It is kept apart from the answer, and not sent
     back unless ``thinking`` is ``"demanded"``."""
     done_ends_reply: DoneUse = False
-    """Whether ``[DONE]`` ends a reply that has no ``finish_reason``, always or only behind the usage, which a proxy that
-    lost the model does not have. If not, that reply counts as cut."""
+    """Whether ``[DONE]`` ends a reply that has no ``finish_reason``, always or only behind the usage, which a proxy
+    that lost the model does not have. If not, that reply counts as cut."""
     cache_marks: bool = True
     """Whether requests may have ``cache_control``."""
 
@@ -64,8 +64,9 @@ FIELDS = {
         *("call_signatures", "think_tags", "done_ends_reply"),
     ),
     "anthropic": ("thinking", "forced_tool", "cache_marks"),
+    "openai-responses": ("forced_tool",),
 }
-"""The fields that count in each format, which are parameters of its adapter."""
+"""The fields that count in each format, which are parameters of its adapter (but for Responses, which learns them)."""
 
 _OPENAI = ("openai",)
 _ANTHROPIC = ("anthropic",)
@@ -128,7 +129,7 @@ DIALECTS = (
     Dialect("lmstudio", _ANTHROPIC),
     Dialect("litellm"),
     Dialect("compatible", _OPENAI, done_ends_reply="with_usage"),
-    Dialect("compatible", _ANTHROPIC),
+    Dialect("compatible", (*_ANTHROPIC, "openai-responses")),
 )
 """An entry for each family and format; ``compatible`` is every other server.
 
@@ -200,7 +201,7 @@ def _compile(pattern: str) -> re.Pattern[str]:
 
 _REFUSED = (
     r"(?:not (?:supported|permitted|allowed|recogni[sz]ed|valid|available|enabled|accepted|compatible)|unsupported"
-    r"|unknown|unrecogni[sz]ed|unexpected|extra (?:inputs|fields|properties)|extra_forbidden|invalid|incompatible"
+    r"|unknown|unrecogni[sz]ed|unexpected|extra (?:inputs|fields|properties)|extra_forbidden|invalid(?!_)|incompatible"
     r"|does(?: not|n't) support|only|must (?:not )?be|cannot be|may not be|should be|no endpoints"
     r"|additional properties)"
 )
@@ -248,6 +249,7 @@ CONCESSIONS = (
         "demanded",
         _compile(
             r"(?:reasoning_content|reasoning content|thinking\b).{0,120}must be passed back|missing `?reasoning_content"
+            r"|reasoning_content is missing"
         ),
     ),
     Concession("thinking", "signed", _compile(r"thinking\.signature: field required"), before=("returned", "demanded")),
@@ -257,7 +259,10 @@ CONCESSIONS = (
         _compile(r"invalid `?signature`? in `?thinking|thought[_ ]signature is not valid|invalid_encrypted_content"),
         remembered=False,
     ),
-    Concession("thinking", "refused", _name(r"reasoning(?:_content|_details)?['\"]?\]?")),
+    Concession("thinking", "refused", _name("reasoning_(?:content|details)")),
+    Concession(
+        "thinking", "refused", _compile(r"messages.{0,60}\breasoning\b(?!_).{0,20}(?:unsupported|not permitted)")
+    ),
     Concession(
         "call_signatures", True, _compile(r"missing (?:a |an )?`?thought_?signature|thought_signature.{0,60}missing")
     ),

@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 from ..errors import MalformedReplyError, ProviderError, SettingsError
 from ..ports import Completed, ModelRequest, StreamEvent, TextDelta, ThinkingDelta, ToolCallDelta
 from ..types.messages import FinishReason, OpaquePart, Part, TextPart, ToolCallPart, clean_text
+from .dialects import Dialect
 from .endpoint import EndpointCall
 from .errors import build_stream_error
 from .openai_responses_request import ENCRYPTED_REASONING, RESERVED_OPTIONS, encode_request, read_item
@@ -241,7 +242,7 @@ class OpenAIResponses(OpenAIEndpoint):
                     if reply.is_ended:
                         await drain_stream(events, _STREAM_END_TIMEOUT)
                         break
-            yield reply.complete()
+            yield replace(reply.complete(), requests=call.requests)
 
     async def _request_reply(self, call: EndpointCall[Any], request: ModelRequest) -> Any:
         """Send the request, and once more without what the API refuses before anything is paid for.
@@ -252,10 +253,15 @@ class OpenAIResponses(OpenAIEndpoint):
         """
         origin, encrypted = self.origin, request.model not in self._plain_models
         insists = ENCRYPTED_REASONING in request.provider_options.get("include", ())
+
+        async def send(dialect: Dialect) -> Any:
+            call.body = encode_request(request, origin=origin, encrypted=encrypted, forced_tool=dialect.forced_tool)
+            return await self._post_request(call, "/responses")
+
         while True:
             try:
-                call.body = encode_request(request, origin=origin, encrypted=encrypted)
-                return await self._post_request(call, "/responses")
+                response, _ = await self._post_conceding(call, request, send)
+                return response
             except ProviderError as error:
                 if error.status != 400:
                     raise

@@ -23,11 +23,14 @@ from ..ports import ModelRequest, ToolSpec
 from ..types import messages
 from ..types.messages import FilePart, Message, OpaquePart, Part, TextPart, ThinkingPart, ToolCallPart, ToolResultPart
 from ..types.transcript import iter_pieces
+from .dialects import ForcedTool
 from .encoding import (
     MessageEncoder,
     build_body,
     build_data_url,
+    build_tool_demand,
     clean_json_value,
+    encode_json,
     encode_json_text,
     encode_tool_name,
     get_own_opaque,
@@ -146,10 +149,12 @@ _RESPONSES_FILE_TYPES = re.compile(
 """Types that ``input_file`` takes: PDF, text and code, documents, presentations, spreadsheets."""
 
 
-def encode_request(request: ModelRequest, *, origin: str, encrypted: bool = True) -> bytes:
+def encode_request(
+    request: ModelRequest, *, origin: str, encrypted: bool = True, forced_tool: ForcedTool = "named"
+) -> bytes:
     """The body of ``POST /responses``: ``request`` in order, streamed.
 
-    ``encrypted``: ask for the reasoning, which then can be sent back.
+    ``encrypted``: ask for the reasoning, which then can be sent back. ``forced_tool``: see ``Dialect``.
     """
     encoder = ResponsesEncoder(request, origin)
     head: dict[str, Any] = {"model": request.model, "stream": True, "store": False}
@@ -157,8 +162,13 @@ def encode_request(request: ModelRequest, *, origin: str, encrypted: bool = True
         head["include"] = [ENCRYPTED_REASONING]
     if request.tools:
         head["tools"] = [encode_tool(spec) for spec in request.tools]
-    if request.tool_choice:
+    demands: list[bytes] = []
+    if request.tool_choice and forced_tool == "named":
         head["tool_choice"] = {"type": "function", "name": request.tool_choice}
+    elif request.tool_choice:
+        head |= {"tool_choice": "required"} if forced_tool == "required" else {}
+        text = build_tool_demand(request.tool_choice)
+        demands = [encode_json({"type": "message", "role": "user", "content": text})]
     head |= _encode_settings(request.settings)
     for key, value in request.provider_options.items():
         # Three options are added to what we send under the same name; the others are sent unchanged.
@@ -171,7 +181,7 @@ def encode_request(request: ModelRequest, *, origin: str, encrypted: bool = True
         head[key] = value
     if request.system:
         head["instructions"] = request.system
-    return build_body(head, "input", encoder.encode_messages())
+    return build_body(head, "input", [*encoder.encode_messages(), *demands])
 
 
 def _encode_settings(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -32,7 +32,7 @@ from ..errors import (
     ProviderError,
 )
 from ..ports import ModelRequest
-from ..types.messages import Usage
+from ..types.messages import OpaquePart, ThinkingPart, Usage
 from .dialects import Concessions, Dialect, check_fields, find_dialect, get_dialect
 from .encoding import parse_reply_json, strip_parameters
 from .endpoint import CONNECT_TIMEOUT, Endpoint, EndpointCall, SilenceTimer
@@ -150,7 +150,12 @@ STREAM_DONE = object()
 
 def list_used_fields(request: ModelRequest) -> list[str]:
     """The fields of a dialect that ``request`` makes use of."""
-    used = ["strict_roles", "thinking", "short_call_ids", "call_signatures", "cache_marks"]
+    used = ["strict_roles", "cache_marks"]
+    replies = [message for message in request.messages if message.role == "assistant"]
+    if any(message.tool_calls for message in replies):
+        used += ["short_call_ids", "call_signatures", "thinking"]
+    if any(isinstance(part, ThinkingPart | OpaquePart) for message in replies for part in message.parts):
+        used.append("thinking")
     if request.provider_options.get("stream_options", {}) is not None:
         used.append("stream_usage")
     if request.tool_choice:
@@ -199,7 +204,6 @@ class SDKEndpoint(Endpoint[Any]):
         """
         dialect = self._learned_dialects.get(request.model, self.dialect)
         concessions = Concessions(self.format, dialect, dialect)
-        used = list_used_fields(request)
         while True:
             try:
                 response = await send(concessions.dialect)
@@ -207,7 +211,7 @@ class SDKEndpoint(Endpoint[Any]):
                 refusal = error
                 if not isinstance(error, ProviderError):
                     refusal = translate_error(error, reply_started=False, endpoint=self.host, key_name=self.key_name)
-                if not concessions.concede(refusal, used):  # type: ignore[arg-type]  # a ProviderError by now
+                if not concessions.concede(refusal, list_used_fields(request)):  # type: ignore[arg-type]  # a ProviderError by now
                     raise
             else:
                 if concessions.lasting != dialect:

@@ -24,7 +24,7 @@ from perdure.errors import (
     TruncatedStreamError,
 )
 from perdure.ports import Completed, ModelRequest
-from perdure.providers import Anthropic, OpenAIChat
+from perdure.providers import Anthropic, OpenAIChat, OpenAIResponses
 from perdure.types.messages import Message, ThinkingPart
 from tests.servers.http import Answer, HttpServer, Request
 from tests.support.engine import Engine
@@ -417,3 +417,56 @@ def test_the_host_says_the_dialect() -> None:
     assert Anthropic("https://api.deepseek.com/anthropic", "k").dialect.thinking == "demanded"
     assert Anthropic("https://api.moonshot.cn/anthropic", "k", thinking="signed").dialect.thinking == "signed"
     assert Anthropic(api_key="k").dialect.thinking == "signed"
+
+
+async def test_a_forced_tool_that_responses_refuse_is_asked_for_in_words() -> None:
+    whole = {"id": "r", "object": "response", "status": "completed", "output": []}
+
+    def rule(body: Body) -> Any:
+        if "tool_choice" in body:
+            return refusal("tool_choice: only 'auto' is supported")
+        return [{"type": "response.completed", "response": whole}]
+
+    async with serve(rule) as server:
+        provider = OpenAIResponses(server.url, "k")
+        server.providers.append(provider)
+        for count in (2, 3):
+            await complete(provider, tools=[weather.spec], tool_choice="weather")
+            assert len(server.bodies) == count
+        assert server.bodies[-1]["input"][-1]["content"] == "Now call the tool weather, and write nothing else."
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "max_completion_tokens is too large: 99. This model supports at most 9 completion tokens",
+        "Unsupported value: 'reasoning_effort' does not support 'max' with this model.",
+        "Unsupported value: 'temperature' does not support 0 with this model.",
+        "messages.3: the image is invalid",
+    ],
+)
+async def test_what_an_author_has_set_is_not_dropped(words: str) -> None:
+    settings = {"max_tokens": 99, "temperature": 0, "reasoning_effort": "max"}
+    said = [Message.user("a"), Message(role="assistant", parts=(ThinkingPart(text="b"),)), Message.user("c")]
+    async with serve(lambda _: refusal(words)) as server:
+        with pytest.raises(BadRequestError):
+            await complete(server.chat(), *said, settings=settings)
+        assert len(server.bodies) == 1
+
+
+async def test_thinking_that_a_model_cannot_read_is_dropped_for_this_conversation_alone() -> None:
+    signed = ThinkingPart(text="b", provider="anthropic@127.0.0.1", opaque={"signature": "old"})
+    said = [Message.user("a"), Message(role="assistant", parts=(signed,)), Message.user("c")]
+
+    def rule(body: Body) -> Any:
+        if "old" in json.dumps(body):
+            return refusal("messages.1.content.0: Invalid `signature` in `thinking` block")
+        return messages({"type": "text", "text": "ok"})
+
+    async with serve(rule) as server:
+        provider = server.claude()
+        assert (await complete(provider, *said)).requests == 2
+        assert (await complete(provider, *said)).requests == 2
+        new = signed.model_copy(update={"opaque": {"signature": "new"}})
+        assert (await complete(provider, said[0], Message(role="assistant", parts=(new,)), said[2])).requests == 1
+        assert "new" in json.dumps(server.bodies[-1])
