@@ -16,7 +16,7 @@ from .encoding import bind_opaque, build_tool_call, clean_json_value, keep_opaqu
 from .errors import build_stream_error
 from .openai_chat_request import RESERVED_OPTIONS, TAGGED_FIELD, THINKING_FIELDS, encode_request
 from .reply import StreamedReply, StreamedText, ThinkTags, read_array, read_object, read_string
-from .sdk import STREAM_DONE, OpenAIEndpoint, read_openai_usage
+from .sdk import OpenAIEndpoint, read_openai_usage
 from .settings import check_all_settings
 
 # ---
@@ -208,6 +208,7 @@ class ChatReply(StreamedReply):
         super().__init__(endpoint, origin, key_name)
         self._signer = signer
         self._dialect = dialect or Dialect()
+        self._is_done = False
         self._tags = ThinkTags() if self._dialect.think_tags else None
         self._text = StreamedText()
         self._refusal = StreamedText()
@@ -264,25 +265,31 @@ class ChatReply(StreamedReply):
         if text and (shown := self._text.add(text)):
             yield TextDelta(shown)
 
-    def end(self, *, by_done: bool) -> Iterator[StreamEvent]:
-        """The stream has ended, ``by_done`` with ``[DONE]``; what was held back of the text."""
-        if self._tags is not None:
-            thinking, text = self._tags.flush()
-            if thinking:
-                yield ThinkingDelta(self._thinking.add({TAGGED_FIELD: thinking}))
-            if text:
-                yield TextDelta(self._text.add(text))
-        is_end = self._dialect.done_ends_reply is True or (self._dialect.done_ends_reply and self._usage != Usage())
-        is_whole = bool(self._text.join_text() or self._calls) and not self._calls.is_cut
-        if by_done and not self._reason and is_end and is_whole:
-            self._reason = "stop"
+    def mark_done(self) -> None:
+        """The server has said that its stream is complete: ``[DONE]``, or a body that is not a stream."""
+        self._is_done = True
+
+    def flush(self) -> Iterator[StreamEvent]:
+        """The stream has ended: what was held back of the text."""
+        thinking, text = self._tags.flush() if self._tags is not None else ("", "")
+        if thinking:
+            yield ThinkingDelta(self._thinking.add({TAGGED_FIELD: thinking}))
+        if text:
+            yield TextDelta(self._text.add(text))
+
+    def _is_ended_by_done(self) -> bool:
+        """Whether the reply is whole without a finish reason."""
+        ends = self._dialect.done_ends_reply
+        is_end = ends is True or (ends == "with_usage" and self._usage != Usage())
+        has_content = bool(self._text.join_text() or self._calls)
+        return self._is_done and is_end and has_content and not self._calls.is_cut
 
     def complete(self) -> Completed:
         """The whole reply. Raises ``TruncatedStreamError`` if the stream ended without a finish reason."""
-        if not self._reason:
+        if not self._reason and not self._is_ended_by_done():
             raise self._build_truncated_error()
         refusal = self._refusal.join_text()
-        reason = _CHAT_FINISH_REASONS.get(self._reason, "other")
+        reason = _CHAT_FINISH_REASONS.get(self._reason or "stop", "other")
         if reason == "stop" and refusal:
             reason = "refusal"
         elif reason in ("stop", "other") and self._calls:
@@ -384,14 +391,11 @@ class OpenAIChat(OpenAIEndpoint):
             response, dialect = await self._post_conceding(call, request, send)
             signer = find_signer(request.model)
             reply = ChatReply(self.host, origin, self.key_name, signer=signer, dialect=dialect)
-            by_done = False
             async with aclosing(response):
                 call.reply_started = True
-                async for chunk in self._read_stream(response, tell_done=True):
-                    if by_done := chunk is STREAM_DONE:
-                        continue
+                async for chunk in self._read_stream(response, reply.mark_done):
                     for event in reply.feed(chunk):
                         yield event
-            for event in reply.end(by_done=by_done):
+            for event in reply.flush():
                 yield event
             yield replace(reply.complete(), requests=call.requests)

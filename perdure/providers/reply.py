@@ -73,6 +73,7 @@ class ThinkTags:
         self._held = ""
         self._state: Literal["beginning", "thinking", "gap", "answer"] = "beginning"
         self._end = ""
+        self._has_thinking = False
 
     def add(self, piece: str) -> tuple[str, str]:
         """Take a piece; what is now known to be thinking, and what is the answer's."""
@@ -83,7 +84,7 @@ class ThinkTags:
         if self._state == "beginning":
             start = text.lstrip()
             if match := _THINK_TAG.match(start):
-                self._state, self._end, text = "thinking", f"</{match[1]}>", start[match.end() :].lstrip("\n")
+                self._state, self._end, text = "thinking", f"</{match[1]}>", start[match.end() :]
             elif len(text) < _MOST_BLANKS and any(tag.startswith(start) for tag in _TAGS):
                 self._held = text  # the tag may still come
                 return "", ""
@@ -91,6 +92,9 @@ class ThinkTags:
                 self._state = "answer"
                 return "", text
         if self._state == "thinking":
+            if not self._has_thinking:
+                text = text.lstrip("\n")
+            self._has_thinking = bool(text)
             thinking, end, rest = text.partition(self._end)
             if not end:
                 sizes = range(len(self._end) - 1, 0, -1)

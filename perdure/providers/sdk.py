@@ -144,10 +144,6 @@ async def drain_stream(pieces: AsyncIterator[object], timeout: float = _BODY_END
                 pass
 
 
-STREAM_DONE = object()
-"""The end of a stream that says so: ``data: [DONE]``."""
-
-
 def list_used_fields(request: ModelRequest) -> list[str]:
     """The fields of a dialect that ``request`` makes use of."""
     used = ["strict_roles", "cache_marks"]
@@ -235,10 +231,10 @@ class SDKEndpoint(Endpoint[Any]):
         sdk = import_module(self.extra)
         return sdk.DefaultAioHttpClient() if find_spec("aiohttp") is not None else sdk.DefaultAsyncHttpxClient()
 
-    async def _read_stream(self, response: Any, *, tell_done: bool = False) -> AsyncIterator[object]:
-        """The JSON values of the response's stream; the one whole reply of a server that does not stream.
+    async def _read_stream(self, response: Any, on_done: Callable[[], None] = lambda: None) -> AsyncIterator[object]:
+        """The JSON values of the response's stream; the one whole reply of a server that does not stream. ``on_done``
+        is called where the server says that they are all: with ``[DONE]``, or by a body that is not a stream.
 
-        ``tell_done``: the last of them is ``STREAM_DONE`` if the server says that the stream has ended.
         Raises ``MalformedReplyError`` for a web page, and for JSON that cannot be parsed; ``TimeoutError`` after a
         silence.
         """
@@ -248,6 +244,7 @@ class SDKEndpoint(Endpoint[Any]):
             async with asyncio.timeout(self._timeout):
                 body = await response.aread()
             yield parse_reply_json(body, endpoint)
+            on_done()
             return
         if content_type == "text/html":
             hint = f"Check base_url. The vendor's own is {self.official_url}."
@@ -261,9 +258,8 @@ class SDKEndpoint(Endpoint[Any]):
                     return
                 for name, data in parser.feed(piece):
                     if data.startswith("[DONE]"):
+                        on_done()
                         await drain_stream(pieces)
-                        if tell_done:
-                            yield STREAM_DONE
                         return
                     for value in self._parse_event(name, data, endpoint):
                         yield value

@@ -61,7 +61,7 @@ def ask(format: str, dialect: Dialect, model: str, text: str, ids: list[str]) ->
     for chunk in dialects.reply(format, dialect.name, model, text, ids):
         list(reply.feed(chunk))
     if format == "openai":
-        list(reply.end(by_done=True))
+        list(reply.flush())
     completed = reply.complete()
     assert isinstance(completed, Completed)
     assert [part.type for part in completed.parts if part.type == "text"] == ["text"], "thinking is apart from the text"
