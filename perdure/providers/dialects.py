@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, get_args, get_type_hints
 
 from ..errors import BadRequestError, DefinitionError, ModelNotFoundError, ProviderError
@@ -238,7 +238,8 @@ CONCESSIONS = (
         "strict_roles",
         True,
         _compile(
-            r"roles? must alternate|should alternate with|must alternate between|unexpected role '|expected last role"
+            r"roles? must alternate|should (?:alternate with|be alternating)|must alternate between"
+            r"|unexpected role '|expected last role"
             r"|last message must have role|system message must be (?:at|in) the beginning"
             r"|first message must be (?:a )?user"
             r"|only (?:one|a single) system message|system role (?:is )?not supported|consecutive (?:user|assistant)"
@@ -283,6 +284,7 @@ class Concessions:
     lasting: Dialect
     """The dialect without what is true of this conversation alone."""
     made: int = 0
+    _changed: set[str] = field(default_factory=set)
 
     def concede(self, error: ProviderError, sent: Iterable[str]) -> bool:
         """Change the dialect for ``error``; whether the request is worth another try.
@@ -295,11 +297,14 @@ class Concessions:
         for each in CONCESSIONS:
             current = getattr(self.dialect, each.field)
             allowed = current in each.before if each.before else current != each.value
+            if each.field in self._changed and each.field != "forced_tool":  # which has three values, in order
+                continue
             if each.field in usable and allowed and each.text.search(text):
                 change: dict[str, Any] = {each.field: each.value}
                 self.dialect = replace(self.dialect, **change)
                 if each.remembered:
                     self.lasting = replace(self.lasting, **change)
+                self._changed.add(each.field)
                 self.made += 1
                 return True
         return False

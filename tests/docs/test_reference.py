@@ -41,6 +41,10 @@ def test_options_that_a_signature_names_are_on_its_page(path: Path) -> None:
     assert not re.search(r"= _\w+[,)]", text), "a private name says nothing"
 
 
+def test_the_table_of_dialects_is_that_of_the_code() -> None:
+    assert SCRIPT["render_dialects"]() in (PAGES / "dialects.md").read_text(), "run `make fmt`"
+
+
 def region(words: str, body: str = "") -> str:
     return f"<!-- api {words} -->\n{body}<!-- /api -->"
 
