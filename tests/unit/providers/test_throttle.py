@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
+from dataclasses import replace
 
 import pytest
 
-from perdure.providers.fallback import Throttle
+from perdure.ports import Completed, ModelRef, ModelRequest, StreamEvent
+from perdure.providers.fallback import ModelChain, Throttle
+from perdure.testing import ScriptedProvider
 from perdure.types.limits import RateLimit
+from perdure.types.messages import Message
 
 
 def unheard(reason: str) -> None:
@@ -88,3 +93,28 @@ async def test_a_cancelled_wait_for_the_minute_begins_nothing(minute: float) -> 
     await asyncio.wait([waiting])
     assert waiting.cancelled()
     assert throttle._get_wait_reason().endswith("1 a minute")
+
+
+async def test_further_requests_of_a_call_count_in_its_minute() -> None:
+    throttle = Throttle("p", RateLimit(per_minute=3), minute=30.0)
+    async with throttle.acquire(unheard):
+        throttle.count_requests(0)
+    assert throttle._get_wait_reason() == ""
+    throttle.count_requests(2)
+    assert "3 a minute" in throttle._get_wait_reason()
+    throttle.count_requests(50)
+    assert 0 < throttle._seconds_until_free() <= 30
+
+
+async def test_a_chain_counts_what_its_provider_sent() -> None:
+    class Asks(ScriptedProvider):
+        async def stream(self, request: ModelRequest) -> AsyncIterator[StreamEvent]:
+            async for event in super().stream(request):
+                yield replace(event, requests=3) if isinstance(event, Completed) else event
+
+    throttle = Throttle("p", RateLimit(per_minute=3))
+    ref = ModelRef("p", "m", Asks(["Hello."]))
+    chain = ModelChain([ref], lambda model: model.own, throttles={"p": throttle})  # type: ignore[arg-type,return-value]
+    async for _ in chain.stream(ModelRequest("m", [Message.user("hi")])):
+        pass
+    assert "3 a minute" in throttle._get_wait_reason()
