@@ -15,7 +15,7 @@ import asyncio
 import contextlib
 import json
 import re
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, ClassVar
@@ -163,8 +163,9 @@ class SDKEndpoint(Endpoint[Any]):
         sdk = import_module(self.extra)
         return sdk.DefaultAioHttpClient() if find_spec("aiohttp") is not None else sdk.DefaultAsyncHttpxClient()
 
-    async def _read_stream(self, response: Any) -> AsyncIterator[object]:
-        """The JSON values of the response's stream; the one whole reply of a server that does not stream.
+    async def _read_stream(self, response: Any, on_done: Callable[[], None] = lambda: None) -> AsyncIterator[object]:
+        """The JSON values of the response's stream; the one whole reply of a server that does not stream. ``on_done``
+        is called where the server says that they are all: with ``[DONE]``, or by a body that is not a stream.
 
         Raises ``MalformedReplyError`` for a web page, and for JSON that cannot be parsed; ``TimeoutError`` after a
         silence.
@@ -175,6 +176,7 @@ class SDKEndpoint(Endpoint[Any]):
             async with asyncio.timeout(self._timeout):
                 body = await response.aread()
             yield parse_reply_json(body, endpoint)
+            on_done()
             return
         if content_type == "text/html":
             hint = f"Check base_url. The vendor's own is {self.official_url}."
@@ -188,6 +190,7 @@ class SDKEndpoint(Endpoint[Any]):
                     return
                 for name, data in parser.feed(piece):
                     if data.startswith("[DONE]"):
+                        on_done()
                         await drain_stream(pieces)
                         return
                     for value in self._parse_event(name, data, endpoint):
