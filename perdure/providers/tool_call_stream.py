@@ -61,8 +61,7 @@ _CLOSED = "empty whole"
 RULES = (
     Rule("nothing", "", "", "", "", "begin", "the reply's first piece"),
     Rule("", "rest", "known", "neither none same", "none same", "continue", "as every server sends its pieces"),
-    # An index that no call has.
-    Rule("", "equal", "new", "", "same new", "skip", "a whole call again, under another index"),
+    # An index that no call has. Whether it is a call again is seen when all its arguments are there.
     Rule("partial", "rest", "new", "", "none same", "continue", "an index for each piece: a rest begins no call"),
     Rule("", "", "new", "", "same new", "begin", "the next call"),
     Rule("", "blank start object", "new", "new", "none", "begin", "the next call, whose name follows"),
@@ -104,14 +103,19 @@ _STRUCTURE = re.compile(r'\\.|["{}\[\]]', re.DOTALL)
 
 
 class StreamedArguments:
-    """The arguments of one call under assembly. Reads each character once, however often it is asked."""
+    """The arguments of one call under assembly. Scans each character once, however often it is asked."""
 
     def __init__(self) -> None:
+        self._reset()
+
+    def _reset(self) -> None:
         self._pieces: list[str] = []
         self._length = 0
-        self._scanned = 0
+        self._last = ""  # its last character that is not blank
+        self._scanned = 0  # pieces
         self._depth = 0
         self._in_text = False
+        self._escape = ""
         self._state: SoFar | None = "blank"
         self._shown = ""  # of a text that may still turn out to be empty
         self._held = ""
@@ -119,9 +123,7 @@ class StreamedArguments:
     @property
     def text(self) -> str:
         """The text so far."""
-        if len(self._pieces) > 1:
-            self._pieces = ["".join(self._pieces)]
-        return self._pieces[0] if self._pieces else ""
+        return "".join(self._pieces)
 
     @property
     def state(self) -> SoFar:
@@ -130,28 +132,32 @@ class StreamedArguments:
             self._state = self._read_state()
         return self._state
 
-    def _read_state(self) -> SoFar:
-        text = self.text
-        if self._length <= _SHORT and text.strip() in EMPTY_TEXTS:
-            return "empty"
-        if text.isspace():
-            return "blank"
-        if not self._is_balanced(text) or not is_object_text(text):
-            return "partial"
-        return "whole" if parse_arguments(text) != {} else "empty"
+    @property
+    def may_be_closed(self) -> bool:
+        """Whether the text so far has an end that a whole value may have."""
+        return self._last in ("}", '"') or self._length <= _SHORT
 
-    def _is_balanced(self, text: str) -> bool:
+    def _read_state(self) -> SoFar:
+        if not self._last:
+            return "blank"
+        if self._length <= _SHORT and self.text.strip() in EMPTY_TEXTS:
+            return "empty"
+        if not self.may_be_closed or not self._is_balanced() or not is_object_text(text := self.text):
+            return "partial"
+        return "whole" if parse_arguments(text) else "empty"
+
+    def _is_balanced(self) -> bool:
         """Whether all brackets and quotes are closed: only then it may be a whole value."""
-        end = len(text)
-        for match in _STRUCTURE.finditer(text, self._scanned):
-            mark = match[0]
-            if mark == '"':
-                self._in_text = not self._in_text
-            elif not self._in_text and mark[0] != "\\":
-                self._depth += 1 if mark in "{[" else -1
-        if text.endswith("\\") and (end - len(text.rstrip("\\"))) % 2:
-            end -= 1  # half of an escape
-        self._scanned = end
+        for piece in self._pieces[self._scanned :]:
+            piece = self._escape + piece
+            self._escape = "\\" if (len(piece) - len(piece.rstrip("\\"))) % 2 else ""
+            for match in _STRUCTURE.finditer(piece):
+                mark = match[0]
+                if mark == '"':
+                    self._in_text = not self._in_text
+                elif not self._in_text and mark[0] != "\\":
+                    self._depth += 1 if mark in "{[" else -1
+        self._scanned = len(self._pieces)
         return self._depth == 0 and not self._in_text
 
     def add(self, piece: str) -> str:
@@ -161,23 +167,21 @@ class StreamedArguments:
             return ""
         self._pieces.append(piece)
         self._length += len(piece)
+        self._last = piece.rstrip()[-1:] or self._last
         self._state = None
-        return self._take_shown(piece)
-
-    def replace(self, piece: str) -> str:
-        """Take the first piece of the arguments in the place of an empty object; what is to be shown now."""
-        self._pieces, self._length, self._state = [piece], len(piece), None
-        self._scanned, self._depth, self._in_text = 0, 0, False
-        shown, self._shown, self._held = self._shown, "", ""
-        return piece.removeprefix(shown)
-
-    def _take_shown(self, piece: str) -> str:
         self._held += piece
         if self._length <= _SHORT and self.text.strip() in EMPTY_TEXTS:
             return ""
         shown, self._held = self._held, ""
         self._shown = self._shown + shown if self._length <= _SHORT else ""
         return shown
+
+    def replace(self, piece: str) -> str:
+        """Take the first piece of the arguments in the place of an empty object; what is to be shown now."""
+        shown = self._shown
+        self._reset()
+        self.add(piece)
+        return piece.removeprefix(shown)
 
 
 @dataclass(slots=True)
@@ -190,6 +194,8 @@ class ToolCallSlot:
     chunk: int = 0
     """Number of the chunk that it began with."""
     id: str = ""
+    began_whole: bool = False
+    """It began with all its arguments."""
     ids_vary: bool = False
     """The server sends another id with each piece: they say nothing."""
     name: str = ""
@@ -243,24 +249,29 @@ class ToolCallSlots:
         text = read_argument_text(function.get("arguments"))
         index = entry.get("index")
         wire_index = index if isinstance(index, int) else None
-        slot, act = self._choose(wire_index, call_id, name, text)
-        name = name or (slot.name if slot is not None and slot.announced else "")
-        if act == "begin" or slot is None:
-            if slot is not None:
-                slot.announced = False
+        present, act = self._choose(wire_index, call_id, name, text)
+        if act == "begin" or present is None:
             slot = ToolCallSlot(len(self._slots), wire_index, self._chunk, id=call_id, name=name)
+            if present is not None:
+                slot.name = name or (present.name if present.announced else "")
+                present.announced = False
+            slot.extra, slot.began_whole = entry.get("extra_content"), _classify_text(text) == "object"
+            shown = slot.arguments.add(text)
             self._slots.append(slot)
+            # A call that may be an earlier one again is not shown until more of it comes.
+            return None if any(_is_repetition(slot, earlier) for earlier in self._slots[:-1]) else (slot, shown)
+        slot = present
         slot.announced = act == "announce"
         slot.ids_vary = slot.ids_vary or bool(act == "continue" and call_id and slot.id and call_id != slot.id)
         slot.id = slot.id or call_id
-        if entry.get("extra_content") is not None:
-            slot.extra = entry["extra_content"]
+        slot.extra = slot.extra if entry.get("extra_content") is None else entry["extra_content"]
         if act in ("skip", "announce"):
             return None
         if name != slot.name and slot.arguments.state == "blank":
             slot.name += name  # it was late, or comes in pieces itself
-        is_replaced = act == "replace" or (is_whole and slot.arguments.state == "partial" and text)
-        return slot, slot.arguments.replace(text) if is_replaced else slot.arguments.add(text)
+        if act == "replace" or (is_whole and text and slot.arguments.state == "partial"):
+            return slot, slot.arguments.replace(text)
+        return slot, slot.arguments.add(text)
 
     def _choose(self, wire_index: int | None, id: str, name: str, text: str) -> tuple[ToolCallSlot | None, Act]:
         """The call that the piece is compared with, and what is done with the piece."""
@@ -275,13 +286,15 @@ class ToolCallSlots:
         if name:
             name_relation = "same" if name == slot.name else "new"
         kind = _classify_text(text)
+        if kind == "rest" and text.lstrip()[0] == '"' and slot.arguments.may_be_closed and slot.is_closed:
+            kind = "start"  # of a text that holds an object
         is_empty = len(text) <= _SHORT and text.strip() in EMPTY_TEXTS
         if kind == "rest" and not is_empty and index == "known" and id_relation != "new" and name_relation != "new":
             return slot, "continue"  # most pieces: their call's arguments need not be read
         so_far = slot.arguments.state
         if is_empty and slot.is_closed and not (name and kind == "object"):
             kind = "blank"
-        if kind == "object" and (slot.is_closed or (index == "new" and name)):
+        if kind == "object" and slot.is_closed:
             equal = self._find_equal(slot, id, name, text)
             if equal is not None:
                 slot, kind, id_relation = equal, "equal", equal.compare_id(id)
@@ -302,15 +315,32 @@ class ToolCallSlots:
 
     def build_parts(self, origin: str = "", *, cut: bool = False) -> list[ToolCallPart]:
         """The calls, in order. ``cut``: the reply ended early: calls that are not complete are malformed."""
-        slots = [slot for slot in self._slots if slot.name or slot.arguments.state != "blank"]
-        parts: list[ToolCallPart] = []
-        for slot in slots:
-            is_blank = slot.arguments.state == "blank"
-            part = slot.build_part(origin, cut=cut and is_blank and slot is slots[-1])
-            earlier = [each for each in parts if each.name == part.name and each.id and part.id in ("", each.id)]
-            if part.malformed is not None or not any(is_blank or is_same_call(each, part) for each in earlier):
-                parts.append(part)
-        return parts
+        kept: list[ToolCallSlot] = []
+        for slot in self._slots:
+            is_cut = cut and slot is self._slots[-1]
+            earlier = next((each for each in kept if not is_cut and _is_repetition(slot, each)), None)
+            if earlier is not None:
+                earlier.extra = earlier.extra if slot.extra is None else slot.extra
+            elif not _is_nothing(slot):
+                kept.append(slot)
+        last = kept[-1] if kept else None
+        return [slot.build_part(origin, cut=cut and slot is last and slot.arguments.state == "blank") for slot in kept]
+
+
+def _is_nothing(slot: ToolCallSlot) -> bool:
+    return not slot.name and slot.arguments.state == "blank"
+
+
+def _is_repetition(slot: ToolCallSlot, earlier: ToolCallSlot) -> bool:
+    """Whether ``slot`` is ``earlier`` once more: it began under an index of its own, but has no id of its own."""
+    relation = earlier.compare_id(slot.id)
+    is_beside = relation == "neither" and slot.chunk == earlier.chunk
+    if slot.name != earlier.name or relation == "new" or is_beside:
+        return False
+    if slot.arguments.state == "blank":
+        return True
+    is_whole = slot.is_closed and earlier.is_closed and (relation != "neither" or slot.began_whole)
+    return is_whole and is_same_json(*(parse_arguments(each.arguments.text) for each in (slot, earlier)))
 
 
 def _classify_text(text: str) -> PieceText:
