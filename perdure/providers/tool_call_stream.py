@@ -255,8 +255,8 @@ class ToolCallSlots:
             if present is not None:
                 slot.name = name or (present.name if present.announced else "")
                 present.announced = False
-            slot.extra, slot.began_whole = entry.get("extra_content"), _classify_text(text) == "object"
             shown = slot.arguments.add(text)
+            slot.extra, slot.began_whole = entry.get("extra_content"), slot.is_closed
             self._slots.append(slot)
             # A call that may be an earlier one again is not shown until more of it comes.
             return None if any(_is_repetition(slot, earlier) for earlier in self._slots[:-1]) else (slot, shown)
@@ -281,6 +281,9 @@ class ToolCallSlots:
         candidates = same_index or self._slots
         slot = next((slot for slot in reversed(candidates) if id and slot.id == id), candidates[-1])
         index: Index = "known" if same_index else "new"
+        if name and not text.strip() and slot.compare_id(id) != "new" and slot.arguments.state == "blank":
+            # A call without arguments once more: the name of one that is there is not the rest of another name.
+            slot = next((each for each in same_index if each.name == name), slot)
         id_relation = slot.compare_id(id)
         name_relation: Name = "same" if slot.announced else "none"
         if name:
@@ -292,17 +295,21 @@ class ToolCallSlots:
         if kind == "rest" and not is_empty and index == "known" and id_relation != "new" and name_relation != "new":
             return slot, "continue"  # most pieces: their call's arguments need not be read
         so_far = slot.arguments.state
-        if is_empty and slot.is_closed and not (name and kind == "object"):
-            kind = "blank"
+        if is_empty and slot.is_closed:
+            kind = "object" if name else "blank"
         if kind == "object" and slot.is_closed:
-            equal = self._find_equal(slot, id, name, text)
+            # Arguments equal to those of a call with another index follow the empty object.
+            is_first = name_relation == "same" and so_far == "empty" and id in ("", slot.id) and wire_index is not None
+            equal = self._find_equal(slot, same_index if is_first else self._slots, id, name, text)
             if equal is not None:
                 slot, kind, id_relation = equal, "equal", equal.compare_id(id)
         return slot, find_rule(so_far, kind, index, id_relation, name_relation).act
 
-    def _find_equal(self, present: ToolCallSlot, id: str, name: str, text: str) -> ToolCallSlot | None:
-        """The call that a whole piece repeats: without a name it can only be ``present``."""
-        slots = [slot for slot in self._slots if slot.name == name] if name else [present]
+    def _find_equal(
+        self, present: ToolCallSlot, among: Sequence[ToolCallSlot], id: str, name: str, text: str
+    ) -> ToolCallSlot | None:
+        """The call ``among`` those that a whole piece repeats: without a name it can only be ``present``."""
+        slots = [slot for slot in among if slot.name == name] if name else [present]
         arguments = parse_arguments(text)
         for slot in reversed(slots):
             relation = slot.compare_id(id)

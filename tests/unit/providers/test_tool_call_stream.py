@@ -361,6 +361,15 @@ def is_ambiguous(dialect: Dialect, calls: Sequence[tuple[str, dict[str, Any]]]) 
         dialect.name_in_each or dialect.empty_first or dialect.name_alone or dialect.tail
     ):
         return True
+    if dialect.ids in ("none", "empty") and dialect.name_in_each and dialect.empty_first:
+        return True  # two whole calls without ids, one of them without arguments, or one
+    if dialect.index != "own" and dialect.ids == "first" and dialect.name_in_each and dialect.empty_first:
+        return len(set(texts)) < len(texts)  # the first call again, or the arguments of the last one
+    is_blank = dialect.nothing in ("", None, []) and any(not arguments for _, arguments in calls)
+    if is_blank and not dialect.names_calls and len({name for name, _ in calls}) < len(calls):
+        return True  # a call without arguments, or an empty last piece
+    if dialect.index != "own" and dialect.tail == "again later" and is_blank:
+        return True  # the first call again, or the arguments of the last one
     if not dialect.tells_apart:
         # A call without arguments, before one of the same tool: or its empty object, or its name.
         if dialect.empty_first or dialect.name_alone:
