@@ -368,7 +368,7 @@ def is_ambiguous(dialect: Dialect, calls: Sequence[tuple[str, dict[str, Any]]]) 
     is_blank = dialect.nothing in ("", None, []) and any(not arguments for _, arguments in calls)
     if is_blank and not dialect.names_calls and len({name for name, _ in calls}) < len(calls):
         return True  # a call without arguments, or an empty last piece
-    if dialect.index != "own" and dialect.tail == "again later" and is_blank:
+    if (dialect.index != "own" or dialect.tail_index == "none") and dialect.tail == "again later" and is_blank:
         return True  # the first call again, or the arguments of the last one
     if not dialect.tells_apart:
         # A call without arguments, before one of the same tool: or its empty object, or its name.
