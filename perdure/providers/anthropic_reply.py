@@ -15,7 +15,7 @@ from .encoding import clean_json_value, keep_opaque, parse_arguments
 from .errors import build_stream_error
 from .finish_reasons import Ending, read_ending, require_reply
 from .reply import StreamedReply, StreamedText, read_array, read_count, read_object, read_string
-from .tool_call_stream import drop_repeated_calls
+from .tool_call_stream import StreamedArguments, drop_repeated_calls
 
 
 @dataclass(slots=True)
@@ -25,13 +25,18 @@ class _StreamedBlock:
     kind: str
     start: dict[str, Any]
     text: StreamedText = field(default_factory=StreamedText)
-    json: str = ""
+    arguments: StreamedArguments = field(default_factory=StreamedArguments)
     citations: list[Any] = field(default_factory=list)
     signature: str = ""
     call_index: int = -1
     """Its place among the reply's calls."""
     is_cut: bool = False
     """The reply ended within its arguments."""
+
+    @property
+    def json(self) -> str:
+        """The text of its arguments."""
+        return self.arguments.text
 
     def parse_arguments(self) -> dict[str, Any] | None:
         """The call's arguments; None if malformed. Some servers send them whole with the block's start."""
@@ -166,9 +171,9 @@ class AnthropicReply(StreamedReply):
                 block.signature = read_string(delta.get("signature")) or block.signature
             case "input_json_delta":
                 piece = read_string(delta.get("partial_json"))
-                block.json += piece
-                if block.call_index >= 0 and piece:
-                    yield block.build_delta(piece)
+                shown = block.arguments.extend(piece)
+                if block.call_index >= 0 and shown:
+                    yield block.build_delta(shown)
             case "citations_delta":
                 block.citations.append(delta.get("citation"))
             case _:

@@ -73,10 +73,11 @@ def read_ending(reason: str, native: str = "") -> Ending:
     return max(ending, known, key=lambda each: _SEVERITY.index(each.kind))
 
 
-def require_reply(ending: Ending, endpoint: str, reason: str, message: str = "") -> FinishReason:
+def require_reply(ending: Ending, endpoint: str, reason: str, message: str = "", *, native: str = "") -> FinishReason:
     """The finish reason. Raises the ending's error if it means that there is no reply; ``message`` is the API's."""
     if ending.error is None:
         return ending.finish
     what = "broke off the reply" if ending.error is ProviderServerError else "gave no reply"
+    reason += f", {native}" if native.lower() not in ("", reason.lower()) else ""
     detail = f": {truncate_api_text(clean_text(message))}" if message else ""
     raise ending.error(f"{endpoint} {what} ({truncate_api_text(clean_text(reason))}){detail}")

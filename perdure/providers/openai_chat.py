@@ -151,7 +151,7 @@ class ChatReply(StreamedReply):
         if not reason:
             raise self._build_truncated_error()
         ending = read_ending(reason, self._native_reason)
-        finish = require_reply(ending, self._endpoint, reason)
+        finish = require_reply(ending, self._endpoint, reason, native=self._native_reason)
         refusal = self._refusal.join_text()
         calls = self._calls.build_parts(self._origin, cut=ending.kind in ("cut", "refused"))
         is_cut = any(call.malformed is not None for call in calls)

@@ -44,6 +44,7 @@ from .encoding import (
 )
 from .errors import build_connection_error, build_status_error, describe_error, translate_transport_error
 from .finish_reasons import read_ending, require_reply
+from .reply import read_string
 from .tool_call_stream import drop_repeated_calls
 
 # ---
@@ -299,10 +300,10 @@ def build_completed(response: theirs.ModelResponse, origin: str, endpoint: str) 
     """The whole reply. ``origin`` is the only server that its opaque data may be sent back to. Raises what
     :func:`require_reply` raises."""
     # pydantic-ai has no word for what it does not know; some of its models give none at all, and are whole.
-    native = (response.provider_details or {}).get("finish_reason")
-    word = response.finish_reason or (native if isinstance(native, str) and native else "stop")
-    ending = read_ending(word, native if isinstance(native, str) else "")
-    reason = require_reply(ending, endpoint, word if word != "error" or not native else str(native))
+    native = read_string((response.provider_details or {}).get("finish_reason"))
+    word = response.finish_reason or native or "stop"
+    ending = read_ending(word, native)
+    reason = require_reply(ending, endpoint, word, native=native)
     parts = [_decode_reply_part(part, origin) for part in response.parts]
     if ending.kind == "cut" and parts:
         parts[-1] = _mark_cut_call(parts[-1], response.parts[-1])

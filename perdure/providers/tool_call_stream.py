@@ -183,6 +183,19 @@ class StreamedArguments:
         self.add(piece)
         return piece.removeprefix(shown)
 
+    def extend(self, piece: str) -> str:
+        """Take the next piece of a call that the format tells apart from others; what is to be shown now."""
+        kind, is_empty = _classify_text(piece), piece.strip() in EMPTY_TEXTS
+        if kind == "rest" and not is_empty:
+            return self.add(piece)
+        if self.state in ("empty", "whole"):
+            is_equal = kind == "object" and is_same_json(parse_arguments(piece), parse_arguments(self.text))
+            kind = "blank" if is_empty else "equal" if is_equal else kind
+        act = find_rule(self.state, kind, "known", "same", "none").act
+        if act == "skip":
+            return ""
+        return self.replace(piece) if act == "replace" else self.add(piece)
+
 
 @dataclass(slots=True)
 class ToolCallSlot:

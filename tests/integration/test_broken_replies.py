@@ -9,19 +9,31 @@ from typing import Any
 
 import pytest
 
-from perdure import Agent, Limits, Run, tool
+from perdure import Agent, Client, Limits, Response, Run, tool
 from perdure.errors import OutputLimitError, ProviderServerError
-from perdure.ports import Completed, ModelRequest
-from perdure.providers import Anthropic, Google, OpenAIChat, OpenAIResponses
+from perdure.ports import Completed, ModelRequest, Provider
+from perdure.providers import Anthropic, Google, OpenAIChat, OpenAIResponses, register_provider, registry
 from perdure.testing import ScriptedProvider, call
 from perdure.types.events import ModelCompleted
+from perdure.types.interface import FINISH_TOOL
 from perdure.types.messages import TextPart, ThinkingPart, ToolCallPart
 from tests.servers.google import chunk as google_chunk
-from tests.servers.model_server import AnthropicServer, Call, GoogleServer, OpenAIServer, Reply, ResponsesServer
+from tests.servers.model_server import AnthropicServer, GoogleServer, OpenAIServer, Reply, ResponsesServer
 from tests.support.commands import Commands
 from tests.support.engine import Engine
 
-MODEL = {"openai": "gpt-test", "anthropic": "claude-sonnet-4-6", "google": "gemini-3-pro"}
+
+@pytest.fixture(autouse=True)
+def providers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Providers that a test registers are gone after it."""
+    monkeypatch.setattr(registry, "_factories", dict(registry._factories))
+    monkeypatch.setattr(registry, "_providers", {})
+
+
+def use(provider: Provider, model: str = "gpt-test") -> str:
+    """Register ``provider``; its model."""
+    register_provider("served", provider)
+    return f"served:{model}"
 
 
 def delta(finish: str | None = None, **fields: Any) -> dict[str, Any]:
@@ -53,6 +65,11 @@ class Till:
         self.tool = pay
 
 
+async def ask(client: Client, message: str) -> Response:
+    """What agent ``a`` answers."""
+    return await (await client.start("a", message)).result()
+
+
 def is_answered(request: dict[str, Any]) -> bool:
     """Whether the last message of a chat completion has a tool's result."""
     return bool(request["messages"][-1]["role"] == "tool")
@@ -79,13 +96,13 @@ FORMS: dict[str, tuple[Sequence[dict[str, Any]], list[int]]] = {
 async def test_each_call_of_a_streamed_chat_completion_runs_once(engine: Engine) -> None:
     till = Till()
     async with OpenAIServer() as api:
-        agent = Agent("a", OpenAIChat(api.base_url, "k"), model="gpt-test", tools=[till.tool])
+        agent = Agent("a", use(OpenAIChat(api.base_url, "k")), tools=[till.tool])
         async with engine.served(agent) as client:
             for name, (pieces, expected) in FORMS.items():
                 till.paid.clear()
                 chunks = stream(*pieces)
                 api.rule = lambda request, chunks=chunks: "ok" if is_answered(request) else Reply(chunks=chunks)
-                assert (await client.call("a", "Pay.")).content == "ok", name
+                assert (await ask(client, "Pay.")).content == "ok", name
                 assert sorted(till.paid) == expected, name
                 [sent] = [one for one in api.requests[-1]["messages"] if one.get("tool_calls")]
                 assert [json.loads(one["function"]["arguments"]) for one in sent["tool_calls"]] == [
@@ -104,16 +121,15 @@ async def test_a_reply_that_broke_is_asked_for_again_and_its_calls_do_not_run(en
     broken = [[half, end] for end in (*ends, last, native)]
     broken += [[delta(tool_calls=[entry('{"amount": 5}', "c1")]), end] for end in ends]
     async with OpenAIServer() as api:
-        provider = OpenAIChat(api.base_url, "k")
-        agent = Agent("a", provider, model="gpt-test", tools=[till.tool], limits=Limits(attempts=2))
+        agent = Agent("a", use(OpenAIChat(api.base_url, "k")), tools=[till.tool], limits=Limits(attempts=2))
         async with engine.served(agent) as client:
             for chunks in broken:
                 replies = iter([Reply(chunks=chunks), "The capital of France is Paris."])
                 api.rule = lambda _, replies=replies: next(replies)
-                assert (await client.call("a", "Capital of France?")).content == "The capital of France is Paris."
+                assert (await ask(client, "Capital of France?")).content == "The capital of France is Paris."
             api.rule = lambda _: Reply(chunks=broken[0])
             with pytest.raises(ProviderServerError, match=r"broke off the reply \(error\)"):
-                await client.call("a", "Capital of France?")
+                await ask(client, "Capital of France?")
     assert till.paid == []
 
 
@@ -123,9 +139,9 @@ async def test_a_call_of_gemini_whose_arguments_come_without_a_name(engine: Engi
     chunks = [*map(google_chunk, parts), google_chunk(finish="STOP")]
     async with GoogleServer() as api:
         api.rule = lambda request: "ok" if "functionResponse" in str(request["contents"][-1]) else Reply(chunks=chunks)
-        agent = Agent("a", Google(api.base_url, "k"), model=MODEL["google"], tools=[till.tool])
+        agent = Agent("a", use(Google(api.base_url, "k"), "gemini-3-pro"), tools=[till.tool])
         async with engine.served(agent) as client:
-            assert (await client.call("a", "Pay.")).content == "ok"
+            assert (await ask(client, "Pay.")).content == "ok"
     assert till.paid == [5]
 
 
@@ -152,14 +168,14 @@ async def test_what_responses_streamed_and_left_out_of_its_last_event(engine: En
         [item | {"arguments": '{"amount": 5}'}, item | {"arguments": '{"amount": 5}'}],  # twice
     ]
     async with ResponsesServer() as api:
-        agent = Agent("a", OpenAIResponses(api.base_url, "k"), model="gpt-test", tools=[till.tool])
+        agent = Agent("a", use(OpenAIResponses(api.base_url, "k")), tools=[till.tool])
         async with engine.served(agent) as client:
             for output in finals:
                 till.paid.clear()
                 end = {"type": "response.completed", "response": {"status": "completed", "output": output}}
                 replies = iter([Reply(chunks=[*chunks, end]), Reply(chunks=answers)])
                 api.rule = lambda _, replies=replies: next(replies)
-                assert (await client.call("a", "Pay.")).content == "ok", output
+                assert (await ask(client, "Pay.")).content == "ok", output
                 assert till.paid == [5], output
 
 
@@ -167,10 +183,10 @@ async def test_a_call_of_claude_with_an_empty_object_in_front_or_twice(engine: E
     till = Till()
     for pieces in (["{}", '{"amount"', ": 5}"], ['{"amount": 5}', '{"amount": 5}'], ["null", '{"amount": 5}']):
         till.paid.clear()
-        use = {"type": "tool_use", "id": "toolu_1", "name": "pay", "input": {}}
+        start = {"type": "tool_use", "id": "toolu_1", "name": "pay", "input": {}}
         deltas = [{"type": "input_json_delta", "partial_json": piece} for piece in pieces]
         block = [
-            {"type": "content_block_start", "index": 0, "content_block": use},
+            {"type": "content_block_start", "index": 0, "content_block": start},
             *({"type": "content_block_delta", "index": 0, "delta": each} for each in deltas),
         ]
         again = [{**each, "index": 1} for each in block]  # the block once more, under another index
@@ -180,18 +196,18 @@ async def test_a_call_of_claude_with_an_empty_object_in_front_or_twice(engine: E
             api.rule = lambda request, chunks=chunks: (
                 "ok" if "tool_result" in str(request["messages"][-1]) else Reply(chunks=chunks)
             )
-            agent = Agent("a", Anthropic(api.base_url, "k"), model=MODEL["anthropic"], tools=[till.tool])
+            agent = Agent("a", use(Anthropic(api.base_url, "k"), "claude-sonnet-4-6"), tools=[till.tool])
             async with engine.served(agent) as client:
-                assert (await client.call("a", "Pay.")).content == "ok"
+                assert (await ask(client, "Pay.")).content == "ok"
         assert till.paid == [5]
 
 
 async def test_done_without_a_finish_reason_is_an_end_where_the_provider_says_so(engine: Engine) -> None:
     chunks = [delta(content="Hello "), delta(content="there.")]
     async with OpenAIServer(lambda _: Reply(chunks=chunks)) as api:
-        agent = Agent("a", OpenAIChat(api.base_url, "k", requires_finish_reason=False), model="gpt-test")
+        agent = Agent("a", use(OpenAIChat(api.base_url, "k", requires_finish_reason=False)))
         async with engine.served(agent) as client:
-            assert (await client.call("a", "Hi.")).content == "Hello there."
+            assert (await ask(client, "Hi.")).content == "Hello there."
     assert api.stats.requests == 1
 
 
@@ -245,7 +261,7 @@ async def test_a_third_cut_reply_in_a_row_fails_the_turn(engine: Engine, reply: 
     provider = ScriptedProvider([reply] * 9)
     async with engine.served(Agent("a", provider, tools=[write_file])) as client:
         with pytest.raises(OutputLimitError, match=r"the output limit cut 3 replies of agent 'a' in a row"):
-            await client.call("a", "Write the report.")
+            await ask(client, "Write the report.")
     assert len(provider.requests) == 3
 
 
@@ -253,7 +269,7 @@ async def test_cut_replies_with_others_between_them_do_not_add_up(engine: Engine
     whole = call("write_file", path="r.md", content="Short.")
     replies = [cut(), cut(), whole, cut(), cut(), whole, "Done."]
     async with engine.served(Agent("a", ScriptedProvider(replies), tools=[write_file])) as client:
-        assert (await client.call("a", "Write the report.")).content == "Done."
+        assert (await ask(client, "Write the report.")).content == "Done."
 
 
 async def test_a_whole_call_beside_a_cut_one_runs_and_both_have_results(engine: Engine) -> None:
@@ -266,17 +282,17 @@ async def test_a_whole_call_beside_a_cut_one_runs_and_both_have_results(engine: 
         return "Done."
 
     async with engine.served(Agent("a", ScriptedProvider([both, answer]), tools=[write_file])) as client:
-        assert (await client.call("a", "Write.")).content == "Done."
+        assert (await ask(client, "Write.")).content == "Done."
     [[first, second]] = told
     assert first == "written"
     assert "the output limit cut" in second
 
 
 async def test_a_cut_finish_call_is_no_answer(engine: Engine) -> None:
-    part = ToolCallPart(id="c1", name="finish", malformed='{"numb')
-    replies = [Completed((TextPart(text="Half."), part), "length"), call("finish", result=42)]
+    part = ToolCallPart(id="c1", name=FINISH_TOOL, malformed='{"numb')
+    replies = [Completed((TextPart(text="Half."), part), "length"), call(FINISH_TOOL, value=42)]
     async with engine.served(Agent("a", ScriptedProvider(replies), output=int)) as client:
-        assert (await client.call("a", "How many?")).output == 42
+        assert (await ask(client, "How many?")).output == 42
 
 
 async def test_the_command_line_says_that_the_output_limit_cut_a_reply(

@@ -409,10 +409,10 @@ def test_usage_has_its_parts() -> None:
         (None, None, "stop"),
         (None, "COMPLETE", "stop"),
         ("length", "MAX_TOKENS", "length"),
-        ("error", "network_error", ProviderServerError),
-        ("error", None, ProviderServerError),
-        (None, "network_error", ProviderServerError),
-        ("stop", "MALFORMED_FUNCTION_CALL", MalformedReplyError),
+        ("error", "network_error", errors.ProviderServerError),
+        ("error", None, errors.ProviderServerError),
+        (None, "network_error", errors.ProviderServerError),
+        ("stop", "MALFORMED_FUNCTION_CALL", errors.MalformedReplyError),
     ],
 )
 def test_the_end_of_a_reply(reason: Any, native: str | None, expected: Any) -> None:
