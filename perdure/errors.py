@@ -11,6 +11,7 @@
     │   │   ├── MaxIterationsError
     │   │   └── BudgetExceededError
     │   ├── ParseError                           the model gave no valid typed output
+    │   ├── OutputLimitError                     the output limit cut the model's replies, again and again
     │   ├── HookError                            an author's hook failed
     │   ├── BranchError                          a branch of a step ended without an answer
     │   ├── AbortError                           an author's hook or tool ended the run
@@ -119,6 +120,10 @@ class LoopBlockedError(RunError):
 
 class ParseError(RunError):
     """The model gave no valid value of the output type."""
+
+
+class OutputLimitError(RunError):
+    """The output limit (``max_tokens``) cut the model's replies several times in a row, and none had an answer."""
 
 
 class HookError(RunError):

@@ -8,13 +8,22 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..agent.agent import Agent
 from ..agent.output import OutputError, OutputValidator
-from ..errors import AbortError, HookError, ModelRetry, ParseError, PerdureError
-from ..loop.finish import NO_ANSWER_REASONS, extract_answer, extract_forced_answer
+from ..errors import AbortError, HookError, ModelRetry, OutputLimitError, ParseError, PerdureError
+from ..loop.finish import (
+    MAX_CUT_REPLIES,
+    NO_ANSWER_REASONS,
+    build_cut_call_text,
+    build_cut_failure_text,
+    build_cut_reply_text,
+    extract_answer,
+    extract_forced_answer,
+    list_cut_calls,
+)
 from ..loop.transcript import build_malformed_arguments_text
 from ..tools import RunContext, truncate_error_text
 from ..types.interface import FINISH_TOOL
@@ -31,6 +40,7 @@ _ERROR_CHARS = 600
 _ACCEPTED_TEXT = "The answer is accepted; the task is finished."
 _NOT_RUN_FINISHED = "not run: the task was finished in the same reply"
 _NOT_RUN_FAILED = "not run: the run failed"
+_NOT_RUN_CUT = f"not run: the output limit cut another call of the same reply; call {FINISH_TOOL} again"
 _NOT_RUN_FORCED = f"not run: the task has to be finished; call {FINISH_TOOL}"
 
 
@@ -48,6 +58,8 @@ class ReplyOutcome:
 
     finish: FinalAnswer | None = None
     rejected: bool = False
+    cut: bool = False
+    """The output limit cut the reply within a call, or before it had an answer or a call."""
     reminder: str | None = None
     failed: TurnFailure | None = None
     answered: Mapping[str, AnsweredCall | RefusedCall] = field(default_factory=dict)
@@ -66,12 +78,31 @@ class AnswerReader:
 
     async def read_reply(self, message: Message) -> ReplyOutcome:
         """Return the outcome of ``message`` for the turn. Raises errors that a retry may avoid (store unavailable)."""
+        if list_cut_calls(message) and not self._is_forced:
+            return self._tell_of_cut(message)
         try:
             if self._agent.finish == "tool":
-                return await self._read_tool_reply(message)
-            return await self._read_text_reply(message)
+                outcome = await self._read_tool_reply(message)
+            else:
+                outcome = await self._read_text_reply(message)
         except _AuthorCodeError as error:
             return build_failed_outcome(message, error.error)
+        is_nothing = outcome == ReplyOutcome() and not message.tool_calls and not self._is_forced
+        return self._tell_of_cut(message) if is_nothing and message.finish_reason == "length" else outcome
+
+    def _tell_of_cut(self, message: Message) -> ReplyOutcome:
+        """Build the outcome of a reply that the output limit cut, which is no answer: the model hears of it and tries
+        again, or the run fails."""
+        count = (self._task.cut or 0) + 1
+        if count > MAX_CUT_REPLIES:
+            text = build_cut_failure_text(self._agent.name, message, count)
+            failed = build_failed_outcome(message, OutputLimitError(text))
+            return replace(failed, cut=True)
+        finish_calls = [part for part in message.tool_calls if part.name == FINISH_TOOL]
+        answered = {part.id: RefusedCall(text=_NOT_RUN_CUT) for part in finish_calls}
+        answered |= {part.id: RefusedCall(text=build_cut_call_text(part)) for part in list_cut_calls(message)}
+        reminder = None if message.tool_calls else build_cut_reply_text()
+        return ReplyOutcome(cut=True, reminder=reminder, answered=answered)
 
     async def accept_step_answer(self, stepped: StepResult) -> FinalAnswer:
         """Return a step policy's answer after the output validators. Raises ``HookError``, ``AbortError``."""
@@ -114,6 +145,8 @@ class AnswerReader:
         problems: dict[str, str] = {}
         for part in finish_calls:
             try:
+                if part in list_cut_calls(message):
+                    raise OutputError(build_cut_call_text(part))
                 finish = await self._accept_finish_call(part)
             except (OutputError, ModelRetry) as error:
                 problems[part.id] = _describe_rejection(error)

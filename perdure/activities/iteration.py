@@ -196,6 +196,7 @@ class ReplyReader:
             ),
             finish=outcome.finish,
             rejected=outcome.rejected,
+            cut=outcome.cut,
             reminder=outcome.reminder,
             failed=outcome.failed,
             finish_reason=_choose_finish_reason(message, outcome),

@@ -43,7 +43,7 @@ class ModelActivity:
         completed, withheld = await self._call_with_containment(agent, call, request)
         provider = completed.provider or agent.provider_name  # of a chain, the one that answered
         parts = call.call_ids.assign_reply_ids(
-            (part for part in completed.parts if not _is_cut_off(part, completed)), completed.origin
+            (part for part in completed.parts if not _is_cut_off(part, completed, call.input.purpose)), completed.origin
         )
         # The API may return another name of the model than the one with a price.
         model, requested = completed.model or agent.model_name, _find_requested_model(agent, provider)
@@ -126,7 +126,8 @@ def _find_requested_model(agent: Agent, provider: str) -> str | None:
     return names[0] if len(names) == 1 else None
 
 
-def _is_cut_off(part: Part, reply: Completed) -> bool:
-    """Whether ``part`` is a tool call that was cut off with the reply, which is then dropped."""
-    ended = reply.finish_reason in ("length", "content_filter", "refusal")
+def _is_cut_off(part: Part, reply: Completed, purpose: str) -> bool:
+    """Whether ``part`` is a tool call that was cut off with the reply, and is dropped. A call that the output limit cut
+    stays, as its result tells the model so, except in a summary."""
+    ended = reply.finish_reason in ("content_filter", "refusal") or purpose == "compact"
     return ended and isinstance(part, ToolCallPart) and part.malformed is not None

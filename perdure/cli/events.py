@@ -109,6 +109,8 @@ def _format_event(event: Event, *, brief: bool) -> Iterator[tuple[str, str]]:
         case "model.completed":
             for call in event.calls:
                 yield "blue", f"→ {format_call(call.name, call.arguments)}"
+            if event.finish_reason == "length" and (not brief or event.calls or not event.text):
+                yield "yellow", "(cut by the output limit)"
         case "model.retracted":
             interrupted = event.reason == "Interrupted"
             yield "yellow", "(interrupted)" if interrupted else f"(reply discarded: {event.reason})"

@@ -175,7 +175,9 @@ def _format_reply(
             yield f"{label}{style_text('=', 'blue')} {format_arguments(call.arguments, full=full)}"
             label = blank
             continue
-        arguments = call.malformed if call.malformed is not None else format_arguments(call.arguments, full=full)
+        arguments = format_arguments(call.arguments, full=full)
+        if call.malformed is not None:
+            arguments = call.malformed if full else truncate_text(call.malformed, _ARGUMENT_CHARS)
         call_id = style_text(f"  {call.id}", "dim") if call_ids else ""
         yield f"{label}{style_text(f'→ {call.name}', 'blue')}({arguments}){call_id}"
         label = blank
@@ -183,7 +185,9 @@ def _format_reply(
             yield f"{label}{style_text('… no result yet', 'yellow')}"
         else:
             yield from _format_result_part(result, full=full)
-    if label != blank:
+    if message.finish_reason == "length":
+        yield f"{label}{style_text('(cut by the output limit)', 'yellow')}"
+    elif label != blank:
         yield f"{label}{style_text('(an empty reply)', 'dim')}"
 
 

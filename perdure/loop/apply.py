@@ -79,6 +79,7 @@ def apply_model(state: RunState, step: CallModel, output: ModelOutput) -> None:
     elif not output.calls:
         state.carry = [_build_reminder_message(output)]
     turn.rejected = turn.rejected + 1 if output.rejected else turn.rejected
+    turn.cut = turn.cut + 1 if output.cut else 0
     collect_results(state)
     for call in output.calls:
         if isinstance(call.disposition, InlineCall) and call.disposition.aborted is not None:

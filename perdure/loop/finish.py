@@ -7,7 +7,7 @@ from typing import Any, assert_never
 
 from ..types.interface import FINISH_TOOL, FinishProtocol, Response, parse_output
 from ..types.limits import LimitUse
-from ..types.messages import FinishReason, Message, Usage
+from ..types.messages import FinishReason, Message, ToolCallPart, Usage
 from ..types.state import RunState, TurnAnswer
 from ..types.wire import FinalAnswer
 
@@ -142,6 +142,43 @@ _REMINDERS: dict[FinishProtocol, str] = {
 def build_reminder_text(protocol: FinishProtocol) -> str:
     """Build the message to the model after a reply with neither answer nor tool calls."""
     return _REMINDERS[protocol]
+
+
+MAX_CUT_REPLIES = 2
+"""How often in a row a model is told that the output limit cut its reply; after one more the turn fails."""
+
+
+def list_cut_calls(reply: Message) -> list[ToolCallPart]:
+    """List the calls of ``reply`` that the output limit cut."""
+    is_cut = reply.finish_reason == "length"
+    return [part for part in reply.tool_calls if is_cut and part.malformed is not None]
+
+
+def build_cut_call_text(part: ToolCallPart) -> str:
+    """Build the result of a call that the output limit cut."""
+    return (
+        f"OutputLimitError: the output limit cut your reply within this call of {part.name}, which was not run: "
+        f"{len(part.malformed or '')} characters of its arguments came. Write less, or in parts: several calls, one "
+        "reply each."
+    )
+
+
+def build_cut_reply_text() -> str:
+    """Build the message to the model after a reply that was cut before it had an answer or a call."""
+    return (
+        "The output limit cut your last reply before it had an answer or a tool call. Write less, or in parts: do the "
+        "next step only, and think briefly."
+    )
+
+
+def build_cut_failure_text(agent: str, reply: Message, count: int) -> str:
+    """Build the message of the ``OutputLimitError`` after ``count`` cut replies in a row."""
+    calls = [f"the call of {part.name} after {len(part.malformed or '')} characters" for part in list_cut_calls(reply)]
+    last = f": the last one within {', '.join(calls)} of its arguments" if calls else " before they had an answer"
+    return (
+        f"the output limit cut {count} replies of agent {agent!r} in a row{last}. The model was asked to write less. "
+        "Raise the setting max_tokens, or let the tool take its input in parts."
+    )
 
 
 def build_force_finish_text(protocol: FinishProtocol, limit: LimitUse) -> str:

@@ -10,23 +10,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..ports import Completed, StreamEvent, TextDelta, ThinkingDelta, ToolCallDelta
-from ..types.messages import FinishReason, OpaquePart, Part, TextPart, ThinkingPart, ToolCallPart, Usage, clean_text
+from ..types.messages import OpaquePart, Part, TextPart, ThinkingPart, ToolCallPart, Usage, clean_text
 from .encoding import bind_opaque, clean_json_value, keep_opaque, parse_arguments
 from .errors import build_stream_error
+from .finish_reasons import Ending, read_ending, require_reply
 from .reply import StreamedReply, StreamedText, read_array, read_count, read_object, read_string
-
-_ANTHROPIC_FINISH_REASONS: dict[str, FinishReason] = {
-    "end_turn": "stop",
-    "stop_sequence": "stop",
-    "tool_use": "tool_calls",
-    "max_tokens": "length",
-    "model_context_window_exceeded": "length",
-    "refusal": "refusal",
-}
-"""``pause_turn`` is not an end: the adapter has the model continue; if it gives up, the reply ends with "other"."""
-
-_ANTHROPIC_CUT_REASONS: tuple[FinishReason, ...] = ("length", "refusal", "other")
-"""Endings after which the last block may be incomplete."""
+from .tool_call_stream import StreamedArguments, drop_repeated_calls
 
 
 @dataclass(slots=True)
@@ -36,11 +25,18 @@ class _StreamedBlock:
     kind: str
     start: dict[str, Any]
     text: StreamedText = field(default_factory=StreamedText)
-    json: str = ""
+    arguments: StreamedArguments = field(default_factory=StreamedArguments)
     citations: list[Any] = field(default_factory=list)
     signature: str = ""
     call_index: int = -1
     """Its place among the reply's calls."""
+    is_cut: bool = False
+    """The reply ended within its arguments."""
+
+    @property
+    def json(self) -> str:
+        """The text of its arguments."""
+        return self.arguments.text
 
     def parse_arguments(self) -> dict[str, Any] | None:
         """The call's arguments; None if malformed. Some servers send them whole with the block's start."""
@@ -71,7 +67,7 @@ class _StreamedBlock:
             case "tool_use":
                 opaque = keep_opaque(origin, self._collect_extra_fields("id", "name", "input"))
                 call, arguments = self.build_delta(""), self.parse_arguments()
-                malformed = clean_text(self.json) if arguments is None else None
+                malformed = clean_text(self.json) if arguments is None or self.is_cut else None
                 return ToolCallPart(
                     id=call.id, name=call.name, arguments=arguments or {}, malformed=malformed, **opaque
                 )
@@ -178,9 +174,9 @@ class AnthropicReply(StreamedReply):
                 block.signature = read_string(delta.get("signature")) or block.signature
             case "input_json_delta":
                 piece = read_string(delta.get("partial_json"))
-                block.json += piece
-                if block.call_index >= 0 and piece:
-                    yield block.build_delta(piece)
+                shown = block.arguments.extend(piece)
+                if block.call_index >= 0 and shown:
+                    yield block.build_delta(shown)
             case "citations_delta":
                 block.citations.append(delta.get("citation"))
             case _:
@@ -198,10 +194,11 @@ class AnthropicReply(StreamedReply):
         """The whole reply. Raises ``TruncatedStreamError`` if the stream ended before the reply did."""
         if not self._ended or not self._reason:
             raise self._build_truncated_error()
-        reason = _ANTHROPIC_FINISH_REASONS.get(self._reason, "other")
-        if reason in _ANTHROPIC_CUT_REASONS:
-            self._drop_unfinished_calls()
-        parts = self.build_parts()
+        ending = read_ending(self._reason)
+        reason = require_reply(ending, self._endpoint, self._reason)
+        if ending.kind != "complete" or reason == "other":
+            self._drop_unfinished_calls(ending)
+        parts = tuple(drop_repeated_calls(self.build_parts()))
         if reason in ("stop", "other") and any(isinstance(part, ToolCallPart) for part in parts):
             reason = "tool_calls"
         if self._signer is not None:
@@ -209,19 +206,21 @@ class AnthropicReply(StreamedReply):
         usage = self._earlier_usage + _read_usage(self._usage)
         return Completed(parts, reason, usage, self._model, origin=self._origin)
 
-    def _drop_unfinished_calls(self) -> None:
-        """Drop calls that were cut short, and calls of the API's own tools without a result."""
+    def _drop_unfinished_calls(self, ending: Ending) -> None:
+        """Drop calls of the API's own tools without a result, and calls that were cut short; but mark those that the
+        output limit has cut, so that the model hears of them."""
         last = self._blocks[-1] if self._blocks else None
         answered = [block.start.get("tool_use_id") for block in self._blocks]
-
-        def is_unfinished(block: _StreamedBlock) -> bool:
-            if block.kind == "server_tool_use":
-                return block.start.get("id") not in answered
-            # A call without arguments has no JSON at all, and neither has one that was cut before its first.
-            is_empty = block is last and not block.json and not block.start.get("input")
-            return block.kind == "tool_use" and (is_empty or block.parse_arguments() is None)
-
-        self._blocks = [block for block in self._blocks if not is_unfinished(block)]
+        kept = []
+        for block in self._blocks:
+            if block.kind == "tool_use":
+                # A call without arguments has no JSON at all, and neither has one that was cut before its first.
+                is_empty = block is last and not block.json and not block.start.get("input")
+                block.is_cut = is_empty or block.parse_arguments() is None
+            is_unanswered = block.kind == "server_tool_use" and block.start.get("id") not in answered
+            if not is_unanswered and not (block.is_cut and ending.kind != "cut"):
+                kept.append(block)
+        self._blocks = kept
 
 
 def _is_signed(part: Part) -> bool:

@@ -80,17 +80,61 @@ def strip_parameters(media_type: str) -> str:
     return media_type.partition(";")[0].strip().lower()
 
 
+_MAX_ARGUMENT_VALUES = 4
+"""Most JSON values in the text of one call's arguments."""
+
+
 def parse_arguments(text: str) -> dict[str, Any] | None:
-    """The JSON object of ``text``; {} for blank text; None for anything else, and for JSON that is not plain."""
+    """The arguments of a call; None for JSON of another kind or that is not plain.
+
+    No text, ``null`` and ``[]`` are no arguments, a string that holds an object is the object, an empty object in front
+    of another one is left out, and an object that is there twice counts once.
+    """
     if not text.strip():
         return {}
+    if (whole := _parse_argument_value(text)) is not None:
+        return whole
+    values = [_parse_argument_value(value) for value in _split_objects(text)]
+    filled = [value for value in values if value]
+    if not filled or None in values:
+        return None
+    first = json.dumps(filled[0], sort_keys=True)
+    return filled[0] if all(json.dumps(value, sort_keys=True) == first for value in filled[1:]) else None
+
+
+def _split_objects(text: str) -> list[str]:
+    """The JSON objects that stand in ``text`` one after the other; [] if it has anything else."""
+    values, rest = list[str](), text.strip()
+    try:
+        while rest.startswith("{") and len(values) < _MAX_ARGUMENT_VALUES:
+            end = json.JSONDecoder().raw_decode(rest)[1]
+            values.append(rest[:end])
+            rest = rest[end:].lstrip()
+    except (ValueError, RecursionError):
+        return []
+    return [] if rest else values
+
+
+def _parse_argument_value(text: str, *, nested: bool = False) -> dict[str, Any] | None:
     try:
         value = parse_json(text)
         if "\\u0000" in text:  # NUL, which no store can keep
             value = json.loads(messages.clean_json_text(json.dumps(value, ensure_ascii=False)))
     except ValueError:
         return None
+    if value is None or value == []:
+        return {}
+    if isinstance(value, str) and not nested:
+        return _parse_argument_value(value, nested=True) if value.strip() else {}
     return value if isinstance(value, dict) else None
+
+
+def is_object_text(text: str) -> bool:
+    """Whether ``text`` is one JSON object, or a string that holds one."""
+    stripped = text.strip()
+    if stripped[:1] + stripped[-1:] not in ("{}", '""') or len(stripped) < 2:  # a pair
+        return False
+    return _parse_argument_value(stripped) is not None and stripped != '""'
 
 
 def clean_json_value(value: Any) -> Any:

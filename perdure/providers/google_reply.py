@@ -11,34 +11,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..errors import BadRequestError, ContentFilterError, MalformedReplyError, PermissionDeniedError, ProviderError
+from ..errors import ContentFilterError
 from ..ports import Completed, StreamEvent, TextDelta, ThinkingDelta, ToolCallDelta
-from ..types.messages import FinishReason, OpaquePart, Part, TextPart, ThinkingPart, ToolCallPart, Usage, clean_text
-from .encoding import clean_json_value, keep_opaque
+from ..types.messages import OpaquePart, Part, TextPart, ThinkingPart, ToolCallPart, Usage, clean_text
+from .encoding import clean_json_value, keep_opaque, parse_arguments
 from .errors import build_stream_error, truncate_api_text
+from .finish_reasons import read_ending, require_reply
 from .reply import StreamedReply, StreamedText, read_array, read_count, read_object, read_string
-
-_CONTENT_FILTER_REASONS = (
-    *("SAFETY", "RECITATION", "LANGUAGE", "BLOCKLIST", "PROHIBITED_CONTENT", "SPII", "IMAGE_SAFETY"),
-    *("IMAGE_PROHIBITED_CONTENT", "IMAGE_RECITATION", "MODEL_ARMOR", "ESCALATION"),
-)
-_GOOGLE_FINISH_REASONS: dict[str, FinishReason] = {
-    "STOP": "stop",
-    "MAX_TOKENS": "length",
-    "CONTINUATION": "length",
-    **dict.fromkeys(_CONTENT_FILTER_REASONS, "content_filter"),
-}
-"""Any other reason is ``other``."""
-_GOOGLE_FAILURE_REASONS: dict[str, type[ProviderError]] = {
-    # The model tried to call a tool and wrote something else: nothing of it is in the reply, and the next attempt often
-    # succeeds.
-    "MALFORMED_FUNCTION_CALL": MalformedReplyError,
-    "UNEXPECTED_TOOL_CALL": MalformedReplyError,
-    "MALFORMED_RESPONSE": MalformedReplyError,
-    "MISSING_THOUGHT_SIGNATURE": BadRequestError,
-    "PUP_LIMITED_DISABLED": PermissionDeniedError,
-}
-"""Reasons that mean there is no reply."""
+from .tool_call_stream import drop_repeated_calls, is_same_json, read_argument_text
 
 
 @dataclass(slots=True)
@@ -123,13 +103,30 @@ class GoogleReply(StreamedReply):
 
     def _feed_call(self, part: Mapping[str, Any]) -> ToolCallDelta:
         fields = part["functionCall"]
-        if not isinstance(fields, Mapping) or not isinstance(fields.get("name"), str):
-            raise self._build_malformed_error("a function call without a name", fields)
+        if not isinstance(fields, Mapping):
+            raise self._build_malformed_error("a function call that is not an object", fields)
         call = decode_function_call(part, clean_text(read_string(fields.get("id"))), self._origin)
-        index = sum(isinstance(piece, ToolCallPart) for piece in self._pieces)
-        self._pieces.append(call)
-        arguments = call.malformed or json.dumps(call.arguments, ensure_ascii=False)
+        place = len(self._pieces)
+        if not call.name:
+            place, call = self._extend_call(call, fields)
+        index = sum(isinstance(piece, ToolCallPart) for piece in self._pieces[:place])
+        self._pieces[place : place + 1] = [call]
+        # Without arguments there is nothing to show yet: they may come in a part of their own.
+        arguments = call.malformed or (json.dumps(call.arguments, ensure_ascii=False) if call.arguments else "")
         return ToolCallDelta(index, call.id, call.name, arguments)
+
+    def _extend_call(self, rest: ToolCallPart, fields: Mapping[str, Any]) -> tuple[int, ToolCallPart]:
+        """The call before a part without a name, with the part's arguments and other fields, and its place."""
+        place = next((i for i, piece in reversed([*enumerate(self._pieces)]) if isinstance(piece, ToolCallPart)), None)
+        call = None if place is None else self._pieces[place]
+        if place is None or not isinstance(call, ToolCallPart):
+            raise self._build_malformed_error("a function call without a name", fields)
+        is_repeated = not rest.arguments or is_same_json(rest.arguments, call.arguments)
+        if rest.malformed is not None or call.malformed is not None or (call.arguments and not is_repeated):
+            raise self._build_malformed_error("a function call without a name behind a whole one", fields)
+        opaque = keep_opaque(self._origin, {**(call.opaque or {}), **(rest.opaque or {})})
+        update = opaque | {"id": call.id or rest.id, "arguments": call.arguments or rest.arguments}
+        return place, call.model_copy(update=update)
 
     def take_continuation_token(self) -> str | None:
         """The token for the rest of a reply that reached the limit of one request; None if it is complete.
@@ -151,18 +148,17 @@ class GoogleReply(StreamedReply):
         """
         if not self._reason:
             raise self._build_truncated_error()
-        if (failure := _GOOGLE_FAILURE_REASONS.get(self._reason)) is not None:
-            message = f": {truncate_api_text(clean_text(self._message))}" if self._message else ""
-            raise failure(f"{self._endpoint} gave no reply ({self._reason}){message}")
-        reason = _GOOGLE_FINISH_REASONS.get(self._reason, "other")
+        ending = read_ending(self._reason)
+        reason = require_reply(ending, self._endpoint, self._reason, self._message)
         parts: list[Part] = []
         for piece in self._pieces:
             part = piece.build_part(self._origin) if isinstance(piece, _StreamedGooglePart) else piece
             if part is not None:
                 parts.append(part)
-        if reason in ("length", "content_filter"):
+        parts = drop_repeated_calls(parts)
+        if ending.kind == "refused":
             parts = [part for part in parts if not isinstance(part, ToolCallPart) or part.malformed is None]
-        elif any(isinstance(part, ToolCallPart) for part in parts):
+        elif ending.kind == "complete" and any(isinstance(part, ToolCallPart) for part in parts):
             reason = "tool_calls"
         return Completed(tuple(parts), reason, self._earlier_usage + self._usage, self._model, origin=self._origin)
 
@@ -170,13 +166,14 @@ class GoogleReply(StreamedReply):
 def decode_function_call(part: Mapping[str, Any], id: str, origin: str) -> ToolCallPart:
     """The call of a ``functionCall`` part, with the other fields of the part."""
     call = part["functionCall"]
-    arguments = clean_json_value(call.get("args"))
+    given = clean_json_value(call.get("args"))
+    arguments = parse_arguments(read_argument_text(given))
     extra = clean_json_value({key: value for key, value in part.items() if key != "functionCall"})
     return ToolCallPart(
         id=id,
         name=clean_text(read_string(call.get("name"))),
-        arguments=arguments if isinstance(arguments, dict) else {},
-        malformed=None if isinstance(arguments, dict | None) else json.dumps(arguments, ensure_ascii=False),
+        arguments=arguments or {},
+        malformed=json.dumps(given, ensure_ascii=False) if arguments is None else None,
         **keep_opaque(origin, extra),
     )
 

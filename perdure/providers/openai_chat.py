@@ -2,122 +2,23 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from ..errors import SettingsError
 from ..ports import Completed, ModelRequest, StreamEvent, TextDelta, ThinkingDelta, ToolCallDelta
-from ..types.messages import FinishReason, Part, TextPart, ThinkingPart, ToolCallPart, Usage, clean_text
+from ..types.messages import Part, TextPart, ThinkingPart, ToolCallPart, Usage, clean_text
 from .dialects import Dialect, DoneUse, ForcedTool, MaxTokensName, ThinkingUse, find_signer
-from .encoding import bind_opaque, build_tool_call, clean_json_value, keep_opaque
+from .encoding import bind_opaque, clean_json_value, keep_opaque
 from .errors import build_stream_error
+from .finish_reasons import read_ending, require_reply
 from .openai_chat_request import RESERVED_OPTIONS, TAGGED_FIELD, THINKING_FIELDS, encode_request
-from .reply import StreamedReply, StreamedText, ThinkTags, read_array, read_object, read_string
+from .reply import StreamedReply, StreamedText, ThinkTags, read_array, read_string
 from .sdk import OpenAIEndpoint, read_openai_usage
 from .settings import check_all_settings
-
-# ---
-# The tool calls of a streamed chat completion: which piece belongs to which call.
-#
-# OpenAI sends an index with every piece, id and name with the first, and arguments as pieces of JSON text.
-# Others leave out the index or the id, give every call the index 0, repeat the name, or send the arguments as
-# an object.
-
-
-@dataclass(slots=True)
-class ToolCallSlot:
-    """A call under assembly."""
-
-    index: int
-    """Its place in the reply."""
-    wire_index: int | None
-    id: str = ""
-    name: str = ""
-    arguments: str = ""
-    extra: Any = None
-    """What the server keeps with the call, and wants back."""
-
-    @property
-    def is_complete(self) -> bool:
-        """Its arguments are a JSON object, to which nothing more can belong."""
-        try:
-            return self.arguments.rstrip().endswith("}") and isinstance(json.loads(self.arguments), dict)
-        except (ValueError, RecursionError):
-            return False
-
-    def build_part(self, origin: str) -> ToolCallPart:
-        """The call."""
-        extra = None if self.extra is None else {"extra_content": clean_json_value(self.extra)}
-        return build_tool_call(self.id, self.name, clean_text(self.arguments), keep_opaque(origin, extra))
-
-
-class ToolCallSlots:
-    """The calls of one reply."""
-
-    def __init__(self) -> None:
-        self._slots: list[ToolCallSlot] = []
-
-    def __len__(self) -> int:
-        return len(self._slots)
-
-    def add(self, entry: Mapping[str, Any]) -> tuple[ToolCallSlot, str]:
-        """Take one piece; the call that it belongs to, and the piece of arguments that it adds."""
-        function = read_object(entry.get("function")) or entry
-        call_id, name = clean_text(read_string(entry.get("id"))), clean_text(read_string(function.get("name")))
-        arguments = function.get("arguments")
-        if not isinstance(arguments, str):
-            arguments = "" if arguments is None else json.dumps(arguments, ensure_ascii=False)
-        index = entry.get("index")
-        slot = self._find_slot(index if isinstance(index, int) else None, call_id, name)
-        slot.id = slot.id or call_id
-        if name != slot.name and not slot.arguments:
-            slot.name += name  # the first piece, or a name that itself comes in pieces
-        slot.arguments += arguments
-        if entry.get("extra_content") is not None:
-            slot.extra = entry["extra_content"]
-        return slot, arguments
-
-    def _find_slot(self, index: int | None, id: str, name: str) -> ToolCallSlot:
-        if index is None:
-            # Without an index, a known id says which call; else the piece belongs to the last one.
-            candidates = [slot for slot in self._slots if id and slot.id == id] or self._slots[-1:]
-        else:
-            candidates = [slot for slot in self._slots if slot.wire_index == index]
-        if candidates and not _starts_new_call(candidates[-1], id, name):
-            return candidates[-1]
-        slot = ToolCallSlot(index=len(self._slots), wire_index=index)
-        self._slots.append(slot)
-        return slot
-
-    @property
-    def is_cut(self) -> bool:
-        """Whether the last call's arguments have begun, and have no end."""
-        return bool(self._slots) and bool(self._slots[-1].arguments.strip()) and not self._slots[-1].is_complete
-
-    def build_parts(self, origin: str = "", *, cut: bool = False) -> list[ToolCallPart]:
-        """The calls, in order. ``cut``: the reply ended early; calls that are not complete are omitted."""
-        parts = [slot.build_part(origin) for slot in self._slots]
-        if not cut:
-            return parts
-        if self._slots and not self._slots[-1].arguments.strip():
-            parts.pop()  # the reply ended before the call's arguments
-        return [part for part in parts if not part.malformed]
-
-
-def _starts_new_call(last: ToolCallSlot, id: str, name: str) -> bool:
-    """Whether a piece with ``id`` and ``name`` begins a call after ``last`` instead of continuing it."""
-    if not name:
-        # A new id is not enough: some servers send another one with every piece.
-        return bool(id and last.id and id != last.id and last.is_complete)
-    if id and last.id == id:
-        return False
-    if last.arguments:
-        return last.is_complete
-    return bool(id and last.id)
-
+from .tool_call_stream import ToolCallSlots
 
 # ---
 # A model's thinking, as compatible servers stream it. OpenAI itself shows none.
@@ -178,20 +79,6 @@ class StreamedThinking:
 # Tolerant of what compatible servers send; strict where a guess would lose something.
 
 
-_CHAT_FINISH_REASONS: dict[str, FinishReason] = {
-    "stop": "stop",
-    "length": "length",
-    "max_tokens": "length",
-    "tool_calls": "tool_calls",
-    "function_call": "tool_calls",
-    "content_filter": "content_filter",
-    "refusal": "refusal",
-}
-
-_CHAT_CUT_REASONS = ("length", "content_filter", "refusal")
-"""The reply may have ended in the middle of a call."""
-
-
 class ChatReply(StreamedReply):
     """One reply under assembly."""
 
@@ -215,8 +102,12 @@ class ChatReply(StreamedReply):
         self._annotations: list[Any] = []
         self._thinking = StreamedThinking()
         self._calls = ToolCallSlots()
-        self._reason = ""
+        self._reason = self._native_reason = ""
         self._usage = Usage()
+
+    def mark_done(self) -> None:
+        """The server has said that its stream is complete: ``[DONE]``, or a body that is not a stream."""
+        self._is_done = True
 
     def feed(self, chunk: object) -> Iterator[StreamEvent]:
         """Take one chunk. Raises ``MalformedReplyError``, or the error that the chunk carries."""
@@ -231,6 +122,8 @@ class ChatReply(StreamedReply):
                 yield from self._feed_choice(choice)
 
     def _feed_choice(self, choice: Mapping[str, Any]) -> Iterator[StreamEvent]:
+        if error := choice.get("error"):
+            raise build_stream_error(error, "", self._endpoint, key_name=self._key_name)
         delta = self._require_object(choice.get("delta") or choice.get("message") or {}, "a delta")
         content = delta.get("content")
         if content and isinstance(content, str) and len(delta) == 1:  # text and nothing else, as most pieces
@@ -238,6 +131,7 @@ class ChatReply(StreamedReply):
         else:
             yield from self._feed_delta(delta)
         self._reason = read_string(choice.get("finish_reason")) or self._reason
+        self._native_reason = read_string(choice.get("native_finish_reason")) or self._native_reason
 
     def _feed_delta(self, delta: Mapping[str, Any]) -> Iterator[StreamEvent]:
         """Text, thinking, a refusal and pieces of calls, or some of them."""
@@ -247,9 +141,11 @@ class ChatReply(StreamedReply):
             yield TextDelta(shown)
         self._annotations.extend(read_array(delta.get("annotations")))
         yield from self._feed_content(delta.get("content"))
+        self._calls.begin_chunk()
         for entry in read_array(delta.get("tool_calls")):
-            slot, arguments = self._calls.add(self._require_object(entry, "a tool call"))
-            yield ToolCallDelta(slot.index, slot.id, slot.name, clean_text(arguments))
+            if (added := self._calls.add(self._require_object(entry, "a tool call"))) is not None:
+                slot, arguments = added
+                yield ToolCallDelta(slot.index, slot.id, slot.name, clean_text(arguments))
 
     def _feed_content(self, content: object) -> Iterator[StreamEvent]:
         """Text, or a list of typed pieces, as some servers send it."""
@@ -265,10 +161,6 @@ class ChatReply(StreamedReply):
         if text and (shown := self._text.add(text)):
             yield TextDelta(shown)
 
-    def mark_done(self) -> None:
-        """The server has said that its stream is complete: ``[DONE]``, or a body that is not a stream."""
-        self._is_done = True
-
     def flush(self) -> Iterator[StreamEvent]:
         """The stream has ended: what was held back of the text."""
         thinking, text = self._tags.flush() if self._tags is not None else ("", "")
@@ -281,19 +173,29 @@ class ChatReply(StreamedReply):
         """Whether the reply is whole without a finish reason."""
         ends = self._dialect.done_ends_reply
         is_end = ends is True or (ends == "with_usage" and self._usage != Usage())
-        has_content = bool(self._text.join_text() or self._calls)
-        return self._is_done and is_end and has_content and not self._calls.is_cut
+        return self._is_done and is_end and bool(self._text.join_text() or self._calls)
 
     def complete(self) -> Completed:
-        """The whole reply. Raises ``TruncatedStreamError`` if the stream ended without a finish reason."""
-        if not self._reason and not self._is_ended_by_done():
+        """The whole reply. Raises ``TruncatedStreamError`` if the stream ended without a finish reason, and what
+        :func:`require_reply` raises."""
+        for _ in self.flush():
+            pass  # a caller that needs no events
+        reason = self._reason or ("stop" if self._is_ended_by_done() else "")
+        if not reason:
             raise self._build_truncated_error()
+        ending = read_ending(reason, self._native_reason)
+        finish = require_reply(ending, self._endpoint, reason, native=self._native_reason)
         refusal = self._refusal.join_text()
-        reason = _CHAT_FINISH_REASONS.get(self._reason or "stop", "other")
-        if reason == "stop" and refusal:
-            reason = "refusal"
-        elif reason in ("stop", "other") and self._calls:
-            reason = "tool_calls"
+        calls = self._calls.build_parts(self._origin, cut=ending.kind in ("cut", "refused"))
+        is_cut = any(call.malformed is not None for call in calls)
+        if not self._reason and is_cut:
+            raise self._build_truncated_error()
+        if ending.kind == "refused":  # what was filtered is not asked for again
+            calls = [call for call in calls if call.malformed is None]
+        if finish == "stop" and refusal:
+            finish = "refusal"
+        elif finish == "stop" and calls:
+            finish = "tool_calls"
         parts: list[Part] = []
         if thinking := self._thinking.build_part(self._origin):
             parts.append(thinking)
@@ -302,10 +204,10 @@ class ChatReply(StreamedReply):
             parts.append(TextPart(text=text, **keep_opaque(self._origin, cited)))
         if refusal:
             parts.append(TextPart(text=refusal, **keep_opaque(self._origin, {"refusal": True})))
-        parts.extend(self._calls.build_parts(self._origin, cut=reason in _CHAT_CUT_REASONS))
+        parts.extend(calls)
         if self._signer is not None:
             parts = [bind_opaque(part, self._signer) if _is_signed(part) else part for part in parts]
-        return Completed(tuple(parts), reason, self._usage, self._model, origin=self._origin)
+        return Completed(tuple(parts), finish, self._usage, self._model, origin=self._origin)
 
 
 def _is_signed(part: Part) -> bool:

@@ -5,41 +5,31 @@ from __future__ import annotations
 import re
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
 from ..errors import MalformedReplyError, ProviderError, SettingsError
 from ..ports import Completed, ModelRequest, StreamEvent, TextDelta, ThinkingDelta, ToolCallDelta
-from ..types.messages import FinishReason, OpaquePart, Part, TextPart, ToolCallPart, clean_text
+from ..types.messages import OpaquePart, Part, TextPart, ToolCallPart, clean_text
 from .dialects import Dialect
 from .endpoint import EndpointCall
 from .errors import build_stream_error
+from .finish_reasons import Ending, read_ending, require_reply
 from .openai_responses_request import ENCRYPTED_REASONING, RESERVED_OPTIONS, encode_request, read_item
 from .reply import StreamedReply, StreamedText, read_array, read_count, read_object, read_string
 from .sdk import OpenAIEndpoint, drain_stream, read_openai_usage
 from .settings import check_all_settings
+from .tool_call_stream import ToolCallSlots, drop_repeated_calls, read_argument_text
 
 # ---
 # A streamed response: events in, deltas out, ``Completed`` at the end.
 #
-# The last event has the whole response, and that counts; the events before it only become deltas.
+# The last event has the whole response, and that counts. Some servers leave items out of it: those are taken from the
+# events before.
 
 
-_INCOMPLETE_FINISH_REASONS: dict[str, FinishReason] = {
-    "max_output_tokens": "length",
-    "content_filter": "content_filter",
-}
 _FINAL_STATUSES = ("completed", "incomplete", "failed", "cancelled")
-
-
-@dataclass(slots=True)
-class _StreamedCall:
-    index: int
-    id: str
-    name: str
-    has_arguments: bool = False
-    """Some of its arguments were streamed."""
 
 
 class ResponsesReply(StreamedReply):
@@ -51,9 +41,12 @@ class ResponsesReply(StreamedReply):
         self._text = StreamedText()
         self._thinking = StreamedText()
         self._thinking_position: tuple[int, int] | None = None
-        self._calls: dict[int, _StreamedCall] = {}
-        self._finished_items: dict[int, Mapping[str, Any]] = {}
+        self._calls = ToolCallSlots()
+        self._call_ids: dict[str, str] = {}  # by the ids of their items
+        self._texts: dict[int, StreamedText] = {}
+        self._finished_items: list[tuple[int, Mapping[str, Any]]] = []
         self._response: Mapping[str, Any] | None = None
+        self._status = ""
 
     @property
     def is_ended(self) -> bool:
@@ -73,6 +66,8 @@ class ResponsesReply(StreamedReply):
         delta = read_string(event.get("delta"))
         match kind:
             case "response.output_text.delta" | "response.refusal.delta":
+                if kind == "response.output_text.delta":
+                    self._texts.setdefault(index, StreamedText()).add(delta)
                 if shown := self._text.add(delta):
                     yield TextDelta(shown)
             case "response.reasoning_summary_text.delta":
@@ -82,18 +77,17 @@ class ResponsesReply(StreamedReply):
             case "response.output_item.added":
                 item = read_object(event.get("item"))
                 if item.get("type") == "function_call":
-                    call_id, name = (clean_text(read_string(item.get(key))) for key in ("call_id", "name"))
-                    self._calls[index] = _StreamedCall(len(self._calls), call_id, name)
-                    yield ToolCallDelta(self._calls[index].index, call_id, name, "")
+                    self._call_ids[read_string(item.get("id"))] = read_string(item.get("call_id"))
+                    yield from self._feed_call(event, item.get("arguments"), read_string(item.get("name")), item)
             case "response.function_call_arguments.delta":
-                yield self._feed_arguments(index, delta)
+                yield from self._feed_call(event, delta)
             case "response.function_call_arguments.done":
-                if index not in self._calls or not self._calls[index].has_arguments:
-                    yield self._feed_arguments(index, read_string(event.get("arguments")))
+                yield from self._feed_call(event, event.get("arguments"), is_whole=True)
             case "response.output_item.done":
                 if isinstance(finished := event.get("item"), dict):
-                    self._finished_items[index] = finished
+                    self._finished_items.append((index, finished))
             case str() if kind.removeprefix("response.") in _FINAL_STATUSES:
+                self._status = kind.removeprefix("response.")
                 self._finish(event.get("response"))
             case _:
                 pass  # beginnings, annotations, progress of built-in tools, and future events
@@ -105,10 +99,23 @@ class ResponsesReply(StreamedReply):
         if shown := self._thinking.add(piece):
             yield ThinkingDelta(shown)
 
-    def _feed_arguments(self, index: int, piece: str) -> ToolCallDelta:
-        call = self._calls.setdefault(index, _StreamedCall(len(self._calls), "", ""))
-        call.has_arguments = True
-        return ToolCallDelta(call.index, call.id, call.name, clean_text(piece))
+    def _feed_call(
+        self,
+        event: Mapping[str, Any],
+        arguments: object,
+        name: str = "",
+        item: Mapping[str, Any] | None = None,
+        *,
+        is_whole: bool = False,
+    ) -> Iterator[ToolCallDelta]:
+        """A piece of a call, or with ``item`` its beginning. ``is_whole``: they are all its arguments."""
+        item_id = read_string((item or {}).get("id")) or read_string(event.get("item_id"))
+        call_id = self._call_ids.get(item_id, "")
+        piece = {"index": event.get("output_index"), "id": call_id, "name": name, "arguments": arguments}
+        self._calls.begin_chunk()
+        if (added := self._calls.add(piece, is_whole=is_whole)) is not None:
+            slot, text = added
+            yield ToolCallDelta(slot.index, slot.id, slot.name, clean_text(text))
 
     def _finish(self, response: object) -> None:
         if not isinstance(response, Mapping):
@@ -124,34 +131,98 @@ class ResponsesReply(StreamedReply):
         if self._response is None:
             raise self._build_truncated_error()
         response = self._response
-        is_complete = response.get("status") == "completed"
+        status = read_string(response.get("status")) or self._status
+        details = read_object(response.get("incomplete_details"))
+        word = read_string(details.get("reason")) or status if status == "incomplete" else status
+        ending = read_ending(word)
+        reason = require_reply(ending, self._endpoint, word)
         parts: list[Part] = []
-        # Some servers leave the output of the last event empty: then the items as they were streamed.
-        for item in read_array(response.get("output")) or [items for _, items in sorted(self._finished_items.items())]:
+        for item in self._collect_items(response.get("output")):
             item = self._require_object(item, "an item")
-            item_parts = read_item(item, origin=self._origin, model=self._requested_model)
-            parts += [part for part in item_parts if is_complete or not _is_unfinished(part, item)]
-        reason: FinishReason = "stop"
-        if not is_complete:
-            details = read_object(response.get("incomplete_details"))
-            reason = _INCOMPLETE_FINISH_REASONS.get(str(details.get("reason")), "other")
-        elif any(isinstance(part, ToolCallPart) for part in parts):
-            reason = "tool_calls"
-        elif any(isinstance(part, TextPart) and (part.opaque or {}).get("refusal") for part in parts):
-            reason = "refusal"
+            for part in read_item(item, origin=self._origin, model=self._requested_model):
+                parts += [part] if ending.kind == "complete" else _read_unfinished(part, item, ending)
+        parts = drop_repeated_calls(parts)
+        if ending.kind == "complete":
+            if any(isinstance(part, ToolCallPart) for part in parts):
+                reason = "tool_calls"
+            elif any(isinstance(part, TextPart) and (part.opaque or {}).get("refusal") for part in parts):
+                reason = "refusal"
         usage = read_openai_usage(read_object(response.get("usage")), "input", "output")
         return Completed(tuple(parts), reason, usage, read_string(response.get("model")), origin=self._origin)
 
+    def _collect_items(self, output: object) -> list[Any]:
+        """The items of the last event, and those that were streamed and are missing there."""
+        items = list(read_array(output))
+        streamed = self._list_streamed_items()
+        # Some servers give items other ids in their last event: what is of its kind there is not missing.
+        present = [item for item in items if isinstance(item, dict)]
+        for is_same in (_is_same_item, _is_same_call, _is_same_kind):
+            missing: list[tuple[int, Mapping[str, Any]]] = []
+            for index, item in streamed:
+                found = next((each for each in present if is_same(item, each)), None)
+                if found is None:
+                    missing.append((index, item))
+                    continue
+                present = [each for each in present if each is not found]
+                if _lacks_content(found):
+                    place = next(place for place, each in enumerate(items) if each is found)
+                    items[place] = {**found, **item}
+            streamed = missing
+        for index, item in sorted(streamed, key=lambda each: each[0]):
+            items.insert(index, item)
+        return items
 
-def _is_unfinished(part: Part, item: Mapping[str, Any]) -> bool:
-    """Whether ``part`` is a call, or an item of a built-in tool, that the reply's early end left unfinished.
+    def _list_streamed_items(self) -> list[tuple[int, Mapping[str, Any]]]:
+        """The items as they were streamed, with their places: those that the server called done, and the others."""
+        streamed = [*self._finished_items]
+        for slot in self._calls:
+            item = {"type": "function_call", "call_id": slot.id, "name": slot.name}
+            item["arguments"] = clean_text(slot.arguments.text)
+            item["status"] = "completed" if slot.is_closed else "incomplete"
+            finished = [each for _, each in self._finished_items]
+            if not any(_is_same_item(item, each) or _is_same_call(item, each) for each in finished):
+                streamed.append((slot.wire_index or 0, item))
+        places = [place for place, each in self._finished_items if each.get("type") == "message"]
+        for place, text in self._texts.items():
+            if place not in places:
+                content = [{"type": "output_text", "text": text.join_text()}]
+                streamed.append((place, {"type": "message", "role": "assistant", "content": content}))
+        return streamed
 
-    An unfinished call would do something else than was meant, and the API does not take back unfinished items. Text
-    stays.
+
+def _is_same_item(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    keys = [key for key in ("id", "call_id") if one.get(key) and other.get(key)]
+    return one.get("type") == other.get("type") and any(one[key] == other[key] for key in keys)
+
+
+def _is_same_call(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    texts = [read_argument_text(each.get("arguments")) for each in (one, other)]
+    return _is_same_kind(one, other) and "name" in one and texts[0] == texts[1]
+
+
+def _is_same_kind(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    return one.get("type") == other.get("type") and one.get("name") == other.get("name")
+
+
+def _lacks_content(item: Mapping[str, Any]) -> bool:
+    """Whether it is a call without arguments, or a message without content: they may have been streamed."""
+    key = {"function_call": "arguments", "message": "content"}.get(str(item.get("type")))
+    return key is not None and not item.get(key)
+
+
+def _read_unfinished(part: Part, item: Mapping[str, Any], ending: Ending) -> list[Part]:
+    """``part`` of a reply that ended early, if it is to be kept.
+
+    An unfinished call would do something else than was meant: it is marked if the output limit cut it, and the model
+    hears of it. The API does not take back unfinished items of its own tools. Text stays.
     """
     if isinstance(part, ToolCallPart):
-        return part.malformed is not None or item.get("status") not in (None, "completed")
-    return isinstance(part, OpaquePart) and item.get("status") not in (None, "completed", "failed")
+        if part.malformed is None and item.get("status") in (None, "completed"):
+            return [part]
+        raw = part.malformed if part.malformed is not None else clean_text(read_argument_text(item.get("arguments")))
+        return [part.model_copy(update={"arguments": {}, "malformed": raw})] if ending.kind == "cut" else []
+    is_unfinished = isinstance(part, OpaquePart) and item.get("status") not in (None, "completed", "failed")
+    return [] if is_unfinished else [part]
 
 
 _MIN_OUTPUT_TOKENS = 16

@@ -105,7 +105,7 @@ def _decode_call(item: Mapping[str, Any], origin: str, mark: dict[str, Any]) -> 
     raw = messages.clean_json_text(raw if isinstance(raw, str) else json.dumps(raw or {}, ensure_ascii=False))
     opaque = {key: item[key] for key in CALL_KEYS if item.get(key) is not None}
     arguments = parse_arguments(raw)
-    if arguments is not None and raw.strip() and encode_arguments(arguments) != raw:
+    if arguments and raw.lstrip().startswith("{") and encode_arguments(arguments) != raw:
         # As the model wrote it: its cache knows that text, and its reasoning may be left out behind another one.
         # Most often only the order of the keys is lost, and arguments are too large to be kept twice.
         keys = list(arguments)

@@ -97,7 +97,7 @@ class PydanticAIModel:
                     response = answer.get()
             if response.state == "incomplete" or is_cut_short(answer, response, model.profile):
                 raise TruncatedStreamError(f"the stream of {endpoint} ended before its reply was complete")
-            yield build_completed(response, origin)
+            yield build_completed(response, origin, endpoint)
         except Exception as error:
             secrets = (*find_option_secrets(request.provider_options), *_list_model_secrets(model))
             provider_error = translate_error(error, reply_started=reply_started, endpoint=endpoint)

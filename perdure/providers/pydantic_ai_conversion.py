@@ -20,7 +20,6 @@ from .. import errors
 from ..ports import Completed, ModelRequest, StreamEvent, TextDelta, ThinkingDelta, ToolCallDelta
 from ..types.messages import (
     FilePart,
-    FinishReason,
     Message,
     OpaquePart,
     Part,
@@ -44,6 +43,9 @@ from .encoding import (
     strip_parameters,
 )
 from .errors import build_connection_error, build_status_error, describe_error, translate_transport_error
+from .finish_reasons import read_ending, require_reply
+from .reply import read_string
+from .tool_call_stream import drop_repeated_calls
 
 # ---
 # Errors.
@@ -243,14 +245,6 @@ def _restore_reply_part(data: Mapping[str, Any]) -> ModelResponsePart:
 # Replies.
 
 
-_PYDANTIC_AI_FINISH_REASONS: dict[str | None, FinishReason] = {
-    "stop": "stop",
-    "tool_call": "tool_calls",
-    "length": "length",
-    "content_filter": "content_filter",
-    "error": "other",
-}
-
 _CHAT_STREAM_CLASS = "OpenAIStreamedResponse"
 _STREAMS_WITH_FINISH_REASON = {
     _CHAT_STREAM_CLASS,
@@ -302,10 +296,20 @@ class StreamEventConverter:
                 yield ToolCallDelta(number, id, name, _encode_raw_arguments(args))
 
 
-def build_completed(response: theirs.ModelResponse, origin: str) -> Completed:
-    """The whole reply. ``origin`` is the only server that its opaque data may be sent back to."""
-    parts = tuple(_decode_reply_part(part, origin) for part in response.parts)
-    reason = _PYDANTIC_AI_FINISH_REASONS.get(response.finish_reason, "stop")
+def build_completed(response: theirs.ModelResponse, origin: str, endpoint: str) -> Completed:
+    """The whole reply. ``origin`` is the only server that its opaque data may be sent back to. Raises what
+    :func:`require_reply` raises."""
+    # pydantic-ai has no word for what it does not know; some of its models give none at all, and are whole.
+    native = read_string((response.provider_details or {}).get("finish_reason"))
+    word = response.finish_reason or native or "stop"
+    ending = read_ending(word, native)
+    reason = require_reply(ending, endpoint, word, native=native)
+    parts = [_decode_reply_part(part, origin) for part in response.parts]
+    if ending.kind == "cut" and parts:
+        parts[-1] = _mark_cut_call(parts[-1], response.parts[-1])
+    parts = drop_repeated_calls(parts)
+    if ending.kind == "refused":
+        parts = [part for part in parts if not isinstance(part, ToolCallPart) or part.malformed is None]
     if reason == "stop" and any(isinstance(part, ToolCallPart) for part in parts):
         reason = "tool_calls"  # some vendors send "stop" with calls
     details = response.usage.details or {}
@@ -316,7 +320,16 @@ def build_completed(response: theirs.ModelResponse, origin: str) -> Completed:
         cache_write_tokens=response.usage.cache_write_tokens,
         reasoning_tokens=details.get("reasoning_tokens") or details.get("thoughts_tokens") or 0,
     )
-    return Completed(parts, reason, usage, response.model_name or "", response.provider_name or "", origin=origin)
+    return Completed(
+        tuple(parts), reason, usage, response.model_name or "", response.provider_name or "", origin=origin
+    )
+
+
+def _mark_cut_call(last: Part, their_last: theirs.ModelResponsePart) -> Part:
+    """``last``, the last part of a reply that the output limit cut; a call without arguments was cut before them."""
+    if isinstance(last, ToolCallPart) and isinstance(their_last, theirs.ToolCallPart) and not their_last.args:
+        return last.model_copy(update={"malformed": ""})
+    return last
 
 
 def is_cut_short(stream: object, response: theirs.ModelResponse, profile: Mapping[str, Any]) -> bool:

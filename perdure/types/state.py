@@ -134,6 +134,8 @@ class TurnState(StatePart):
     """Replies of the turn that no model gave."""
     rejected: int = 0
     """Answers that did not fit the agent's output type."""
+    cut: int = Field(default=0, exclude_if=operator.not_)
+    """Its last replies, without one in between that was whole, that the output limit cut before they had an answer."""
     at_limit: bool = False
     """No iterations remain; the turn ends when its last calls have results."""
     last_text: str = ""

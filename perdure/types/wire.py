@@ -161,6 +161,8 @@ class ModelInput(CallFacts):
     """Tool calls that limits still allow, if the run has such limits: inline tools respect it."""
     rejected: int | None = None
     """Answers of the turn that did not fit the output type, if any: at the allowed number the run fails."""
+    cut: int | None = Field(default=None, exclude_if=operator.not_)
+    """Replies before this one, in a row, that the output limit cut: at the allowed number the run fails."""
     branches: tuple[BranchOutcome, ...] = Field(default=(), exclude_if=operator.not_)
     """Outcomes of the branches that the step policy requested when this step was tried before."""
     cost_limited: bool = Field(default=False, exclude_if=operator.not_)
@@ -242,8 +244,10 @@ class ModelOutput(Data):
     finish: FinalAnswer | None = None
     rejected: bool = Field(default=False, exclude_if=operator.not_)
     """The reply should be the answer, but is not valid."""
+    cut: bool = Field(default=False, exclude_if=operator.not_)
+    """The output limit cut the reply within a call, or before it had an answer or a call."""
     reminder: str | None = None
-    """Message to the model about an invalid reply, if no call has it as its result."""
+    """Message to the model about an invalid or cut reply, if no call has it as its result."""
     failed: TurnFailure | None = None
     finish_reason: FinishReason = "stop"
     usage: Usage = NO_USAGE

@@ -96,6 +96,7 @@ def _build_model_call_input(state: RunState, step: CallModel) -> dict[str, Any]:
         used=usage,
         cost_usd=cost_usd,
         rejected=state.turn.rejected or None if state.turn else None,
+        cut=state.turn.cut or None if state.turn else None,
         limit=step.limit,
         calls_left=count_calls_left(state),
         branches=list_branch_outcomes(state),

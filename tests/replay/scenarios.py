@@ -13,7 +13,7 @@ from unittest import mock
 from perdure import Agent, Run, tool
 from perdure.errors import AuthenticationError, PerdureError, RateLimitError
 from perdure.loop.apply import apply_model
-from perdure.ports import ModelRequest
+from perdure.ports import Completed, ModelRequest
 from perdure.testing import ScriptedProvider, call
 from perdure.types.messages import ToolCallPart
 from perdure.workflows import steps as workflow_steps
@@ -111,6 +111,14 @@ async def tag(engine: Engine) -> Run:
 @scenario
 async def empty_reply(engine: Engine) -> Run:
     return await ended(engine, [" ", "Hello."])
+
+
+@scenario
+async def cut_replies(engine: Engine) -> Run:
+    """Cut within a call, cut before anything was said, and whole; then cut until the turn fails."""
+    part = ToolCallPart(id="c1", name="add", malformed='{"a": 1, "b')
+    cut, thought = Completed((part,), "length"), Completed((), "length")
+    return await ended(engine, [cut, thought, call("add", a=1, b=2), cut, cut, thought])
 
 
 @scenario

@@ -129,7 +129,7 @@ _PAST_TURNS = 3
 _FINISH_REASON_TEXTS = {
     "interrupted": "interrupted",
     "limit": "it has reached a limit",
-    "length": "cut off: the reply has reached its limit of tokens",
+    "length": "cut by the output limit",
     "refusal": "the model has declined",
     "veto": "a hook has answered in the model's place",
     "content_filter": "the provider's filter has stopped the reply",

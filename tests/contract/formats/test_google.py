@@ -119,12 +119,9 @@ def test_a_connection_and_a_status_that_is_none() -> None:
 async def test_every_finish_reason_of_the_sdk_has_an_outcome() -> None:
     from google.genai.types import FinishReason
 
-    from perdure.providers.google_reply import _GOOGLE_FAILURE_REASONS, _GOOGLE_FINISH_REASONS
+    from perdure.providers.finish_reasons import ENDINGS
 
-    others = {"FINISH_REASON_UNSPECIFIED", "OTHER", "IMAGE_OTHER", "NO_IMAGE", "TOO_MANY_TOOL_CALLS"}
-    assert {
-        reason.value for reason in FinishReason
-    } == others | _GOOGLE_FAILURE_REASONS.keys() | _GOOGLE_FINISH_REASONS.keys()
+    assert {reason.value.lower() for reason in FinishReason} <= ENDINGS.keys()
 
 
 async def test_a_refused_conversation_is_an_error(ask: Api) -> None:
@@ -132,11 +129,50 @@ async def test_a_refused_conversation_is_an_error(ask: Api) -> None:
         await ask(Reply(chunks=[{"promptFeedback": {"blockReason": "PROHIBITED_CONTENT"}}]))
 
 
-async def test_malformed_calls_of_a_cut_reply_are_dropped(ask: Api) -> None:
+async def test_malformed_calls_of_a_filtered_reply_are_dropped(ask: Api) -> None:
     bad = {"functionCall": {"name": "add", "args": "{a"}}
-    assert (await ask.reply(Reply(chunks=[chunk(bad, finish="MAX_TOKENS")]))).parts == ()
-    completed = await ask.reply(Reply(chunks=[chunk(bad, finish="STOP")]))
-    assert completed.parts == (ToolCallPart(id="", name="add", malformed='"{a"'),)
+    assert (await ask.reply(Reply(chunks=[chunk(bad, finish="SAFETY")]))).parts == ()
+    for finish in ("STOP", "MAX_TOKENS"):
+        completed = await ask.reply(Reply(chunks=[chunk(bad, finish=finish)]))
+        assert completed.parts == (ToolCallPart(id="", name="add", malformed='"{a"'),)
+
+
+def call(**fields: Any) -> dict[str, Any]:
+    return {"functionCall": fields}
+
+
+@pytest.mark.parametrize(
+    ("parts", "expected"),
+    [
+        ([call(name="pay"), call(args={"n": 5})], [{"n": 5}]),
+        ([call(name="pay", args={}), call(name="", args={"n": 5}, id="x")], [{"n": 5}]),
+        ([call(name="pay", args={"n": 5}), call(args={"n": 5}), call()], [{"n": 5}]),
+        ([call(name="pay", args={"n": 5}), call(name="pay", args={"n": 5})], [{"n": 5}, {"n": 5}]),
+        ([call(name="pay"), call(args={"n": 5}), call(name="pay"), call(args={"n": 6})], [{"n": 5}, {"n": 6}]),
+        ([call(name="pay", args=[])], [{}]),
+        ([call(name="pay", args='{"n": 5}')], [{"n": 5}]),
+    ],
+)
+async def test_a_part_without_a_name_belongs_to_the_call_before_it(ask: Api, parts: Any, expected: Any) -> None:
+    chunks = [*map(chunk, parts), chunk(finish="STOP")]
+    *deltas, completed = await ask(Reply(chunks=chunks))
+    assert isinstance(completed, Completed)
+    calls = [part for part in completed.parts if isinstance(part, ToolCallPart)]
+    assert [(part.name, part.arguments) for part in calls] == [("pay", each) for each in expected]
+    assert {delta.index for delta in deltas if isinstance(delta, ToolCallDelta)} == set(range(len(expected)))
+
+
+async def test_a_signature_of_a_part_without_a_name_stays(ask: Api) -> None:
+    chunks = [chunk(call(name="pay")), chunk(call(args={"n": 5}) | {"thoughtSignature": "c2ln"}, finish="STOP")]
+    [part] = (await ask.reply(Reply(chunks=chunks))).parts
+    assert isinstance(part, ToolCallPart)
+    assert part.opaque == {"thoughtSignature": "c2ln"}
+
+
+@pytest.mark.parametrize("parts", [[call(args={"n": 5})], [call(name="pay", args={"n": 5}), call(args={"n": 6})]])
+async def test_arguments_that_belong_to_no_call(ask: Api, parts: Any) -> None:
+    with pytest.raises(MalformedReplyError, match="a function call without a name"):
+        await ask(Reply(chunks=[*map(chunk, parts), chunk(finish="STOP")]))
 
 
 async def test_lone_surrogates_are_cleaned(ask: Api) -> None:

@@ -394,9 +394,44 @@ def test_usage_has_its_parts() -> None:
     usage = RequestUsage(
         input_tokens=9, output_tokens=5, cache_read_tokens=2, cache_write_tokens=1, details={"reasoning_tokens": 3}
     )
-    found = build_completed(theirs.ModelResponse([], usage=usage, finish_reason="length"), "o")
+    found = build_completed(theirs.ModelResponse([], usage=usage, finish_reason="length"), "o", "api.test")
     assert found.usage == Usage(
         input_tokens=9, output_tokens=5, cached_tokens=2, cache_write_tokens=1, reasoning_tokens=3
     )
     assert found.finish_reason == "length"
     assert not isinstance(found, Restarted)
+
+
+@pytest.mark.parametrize(
+    ("reason", "native", "expected"),
+    [
+        ("stop", "stop", "stop"),
+        (None, None, "stop"),
+        (None, "COMPLETE", "stop"),
+        ("length", "MAX_TOKENS", "length"),
+        ("error", "network_error", errors.ProviderServerError),
+        ("error", None, errors.ProviderServerError),
+        (None, "network_error", errors.ProviderServerError),
+        ("stop", "MALFORMED_FUNCTION_CALL", errors.MalformedReplyError),
+    ],
+)
+def test_the_end_of_a_reply(reason: Any, native: str | None, expected: Any) -> None:
+    from perdure.providers.pydantic_ai_conversion import build_completed
+
+    details = {"finish_reason": native} if native else None
+    response = theirs.ModelResponse([theirs.TextPart("Fra")], finish_reason=reason, provider_details=details)
+    if isinstance(expected, str):
+        assert build_completed(response, "o", "api.test").finish_reason == expected
+    else:
+        with pytest.raises(expected, match=native or "error"):
+            build_completed(response, "o", "api.test")
+
+
+@pytest.mark.parametrize("args", [None, "", '{"a": '])
+def test_a_call_that_the_output_limit_cut_is_marked(args: Any) -> None:
+    from perdure.providers.pydantic_ai_conversion import build_completed
+
+    response = theirs.ModelResponse([theirs.ToolCallPart("add", args, "c1")], finish_reason="length")
+    [part] = build_completed(response, "o", "api.test").parts
+    assert isinstance(part, ToolCallPart)
+    assert part.malformed == (args or "")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
@@ -21,6 +21,7 @@ from perdure.errors import (
     TruncatedStreamError,
 )
 from perdure.ports import Completed, TextDelta, ThinkingDelta, ToolCallDelta
+from perdure.providers.finish_reasons import ENDINGS
 from perdure.types.messages import TextPart, ThinkingPart, ToolCallPart, Usage
 from tests.servers.anthropic import error_body, sign
 from tests.servers.google import chunk
@@ -91,12 +92,11 @@ async def test_malformed_arguments_are_kept_as_they_came(api: Api) -> None:
 
 
 ENDS: dict[str, dict[str, str]] = {
-    "openai": {"stop": "stop", "length": "length", "content_filter": "content_filter", "something_new": "other"},
+    "openai": {"stop": "stop", "length": "length", "content_filter": "content_filter"},
     "openai-responses": {
         "": "stop",
         "max_output_tokens": "length",
         "content_filter": "content_filter",
-        "steered": "other",
     },
     "anthropic": {
         "end_turn": "stop",
@@ -104,7 +104,6 @@ ENDS: dict[str, dict[str, str]] = {
         "max_tokens": "length",
         "refusal": "refusal",
         "model_context_window_exceeded": "length",
-        "something_new": "other",
     },
     "google": {
         "STOP": "stop",
@@ -113,8 +112,6 @@ ENDS: dict[str, dict[str, str]] = {
         "SAFETY": "content_filter",
         "RECITATION": "content_filter",
         "SPII": "content_filter",
-        "OTHER": "other",
-        "SOMETHING_NEW": "other",
     },
     "pydantic-ai": {"stop": "stop", "length": "length", "content_filter": "content_filter"},
 }
@@ -126,13 +123,39 @@ async def test_why_a_reply_ends(api: Api) -> None:
         assert (reason, completed.finish_reason, texts(completed)) == (reason, expected, ["x"])
 
 
+@formats
+@pytest.mark.parametrize("asked", [[], [Call("add", {"a": 1}, id="c1")]])
+async def test_a_reply_with_an_unknown_reason_broke(api: Api, asked: list[Call]) -> None:
+    for reason in ("error", "network_error", "something_new"):
+        with pytest.raises(ProviderServerError, match=rf"broke off the reply \({reason}\)"):
+            await api.ask(Reply("The capital of Fra", asked, finish_reason=reason))
+
+
+async def test_every_reason_of_the_sdks_has_an_outcome() -> None:
+    from anthropic.types import StopReason
+    from anthropic.types.beta import BetaStopReason
+    from openai.types.chat.chat_completion import Choice
+    from openai.types.responses.response import IncompleteDetails
+    from openai.types.responses.response_status import ResponseStatus
+    from pydantic_ai.messages import FinishReason
+
+    fields = (Choice.model_fields["finish_reason"], IncompleteDetails.model_fields["reason"])
+    literals = [get_args(StopReason), get_args(BetaStopReason), get_args(ResponseStatus), get_args(FinishReason)]
+    literals += [
+        get_args(each) or (each,) for field in fields for each in (field.annotation, *get_args(field.annotation))
+    ]
+    words = {word for literal in literals for word in literal if isinstance(word, str)}
+    assert {"stop", "end_turn", "completed", "tool_call", "max_messages"} <= words <= ENDINGS.keys()
+
+
 @pytest.mark.parametrize("adapter", FORMATS[:3])  # a call of Google comes whole or not at all
 @pytest.mark.parametrize("ends", ["length", "filtered"])
-async def test_a_reply_that_was_cut_has_no_half_call(api: Api, ends: str) -> None:
+async def test_a_half_call_is_marked_if_the_output_limit_cut_it_and_else_left_out(api: Api, ends: str) -> None:
     for half in ('{"a": 1, "b": [', ""):
         asked = [Call("add", {"a": 1}, id="whole"), Call("add", half, id="half")]
         completed = await api.reply(Reply("so", asked, ends=ends))
-        assert [call.id for call in calls(completed)] == ["whole"]
+        marked = [("half", half)] if ends == "length" else []
+        assert [(call.id, call.malformed) for call in calls(completed)] == [("whole", None), *marked]
         assert texts(completed) == ["so"]
 
 

@@ -13,9 +13,11 @@ from perdure.errors import (
     MalformedReplyError,
     PerdureError,
     ProviderServerError,
+    RateLimitError,
     TruncatedStreamError,
 )
 from perdure.ports import Completed, TextDelta, ThinkingDelta
+from perdure.providers.dialects import Dialect
 from perdure.providers.openai_chat import ChatReply
 from perdure.types.messages import TextPart, ThinkingPart, ToolCallPart, Usage
 
@@ -47,7 +49,6 @@ CALL = [{"index": 0, "id": "a", "function": {"name": "f", "arguments": "{}"}}]
         ([delta("length", tool_calls=CALL)], "length"),
         ([delta("content_filter")], "content_filter"),
         ([delta(None, refusal="I can"), delta("stop", refusal="not")], "refusal"),
-        ([delta("something_new", content="x")], "other"),
         ([delta("stop", content="x"), delta(None)], "stop"),
     ],
 )
@@ -111,11 +112,58 @@ def test_a_signature_stays_with_its_call() -> None:
 
 @pytest.mark.parametrize("reason", ["length", "content_filter"])
 @pytest.mark.parametrize("arguments", ["", '{"a": "b', "  "])
-def test_a_call_that_was_cut_is_left_out(reason: str, arguments: str) -> None:
+def test_a_call_that_was_cut_is_marked_and_one_that_was_filtered_left_out(reason: str, arguments: str) -> None:
     second = {"index": 1, "id": "b", "function": {"name": "g", "arguments": arguments}}
     completed = complete(delta(None, content="x", tool_calls=CALL), delta(reason, tool_calls=[second]))
     assert completed.finish_reason == reason
-    assert completed.parts == (TextPart(text="x"), ToolCallPart(id="a", name="f"))
+    cut = (ToolCallPart(id="b", name="g", malformed=arguments),) if reason == "length" else ()
+    assert completed.parts == (TextPart(text="x"), ToolCallPart(id="a", name="f"), *cut)
+
+
+@pytest.mark.parametrize("reason", ["error", "network_error", "something_new", "abort"])
+def test_a_reply_that_broke_is_none(reason: str) -> None:
+    with pytest.raises(ProviderServerError, match=rf"broke off the reply \({reason}\)"):
+        complete(delta(None, content="The capital of Fra", tool_calls=CALL), delta(reason))
+
+
+@pytest.mark.parametrize(
+    ("more", "expected"),
+    [
+        ({"error": {"code": 502, "message": "Upstream provider disconnected"}}, ProviderServerError),
+        ({"error": {"code": 429, "message": "Slow down"}}, RateLimitError),
+        ({"error": "boom"}, ProviderServerError),
+        ({"native_finish_reason": "error"}, ProviderServerError),
+        ({"native_finish_reason": "MALFORMED_FUNCTION_CALL"}, MalformedReplyError),
+    ],
+)
+def test_an_error_within_a_choice(more: Any, expected: type[PerdureError]) -> None:
+    last = delta("stop", content="Fra")
+    last["choices"][0] |= more
+    with pytest.raises(expected):
+        complete(delta(None, content="The capital of "), last)
+
+
+def test_an_upstreams_own_word_counts_if_it_is_known_and_worse() -> None:
+    last = delta("stop", content="x")
+    for native, expected in (("end_turn", "stop"), ("anything", "stop"), ("MAX_TOKENS", "length")):
+        last["choices"][0]["native_finish_reason"] = native
+        assert complete(last).finish_reason == expected
+
+
+@pytest.mark.parametrize("required", [True, False])
+@pytest.mark.parametrize("done", [True, False])
+@pytest.mark.parametrize("arguments", ["{}", '{"a": '])
+def test_done_without_a_reason(required: bool, done: bool, arguments: str) -> None:
+    reply = ChatReply("api.test", ORIGIN, dialect=Dialect(done_ends_reply=not required))
+    call = {"index": 0, "id": "a", "function": {"name": "f", "arguments": arguments}}
+    list(reply.feed(delta(None, content="Hello", tool_calls=[call])))
+    if done:
+        reply.mark_done()
+    if required or not done or arguments != "{}":
+        with pytest.raises(TruncatedStreamError):
+            reply.complete()
+    else:
+        assert reply.complete().parts == (TextPart(text="Hello"), ToolCallPart(id="a", name="f"))
 
 
 def test_a_call_without_arguments_that_was_not_cut_stays() -> None:
