@@ -12,7 +12,7 @@ def look(order: str) -> str:
     return f"order {order}: a lamp, 40 EUR, arrived broken"
 
 
-@tool(needs_approval=Approval(expires="7d", separate=True))
+@tool(needs_approval=Approval(expires="7d"))
 def refund(order: str, amount: float) -> str:
     """Refund an order."""
     return f"refunded {amount:g} EUR of order {order}"

@@ -34,9 +34,9 @@ async def main() -> None:
             if event.type == "model.delta":
                 continue
             # The way down: which agent, by which call. Empty for what the coordinator does itself.
-            who = " > ".join(["coordinator", *(step.agent for step in event.path)])
+            who = " > ".join(["coordinator", *(f"{step.agent} ({step.call_id})" for step in event.path)])
             said = getattr(event, "content", "") or getattr(event, "text", "") or getattr(event, "state", "")
-            print(f"{event.seq:>3}  {event.context_id.removeprefix(run.id):<3} {who}: {event.type} {said[:60]}")
+            print(f"{event.seq:>3}  {who}: {event.type} {said[:60]}")
         print((await run.result()).content)
 
 

@@ -103,11 +103,16 @@ async def test_a_tree_is_followed_as_one(loopback: Loopback) -> None:
     *told, answer = succeeded(await loopback.python(EXAMPLES / "39_tree.py")).splitlines()
     assert answer == "So: Three books about whaling. So: Three books about novels."
     assert told[0].split() == ["1", "coordinator:", "run", "started"]
-    for number, topic in (("/1", "whaling"), ("/2", "novels")):
-        mine = [line.split(maxsplit=2)[2] for line in told if line.split()[1] == number]
-        assert mine[0] == "coordinator > researcher: run started"
-        assert f"coordinator > researcher: tool.completed Three books about {topic}." in mine
-        assert mine[-1].startswith(f"coordinator > researcher: turn So: Three books about {topic}.")
+    below: dict[str, list[str]] = {}
+    for line in told:
+        who, _, said = line.split(maxsplit=1)[1].partition(": ")
+        if " > " in who:
+            below.setdefault(who.removeprefix("coordinator > researcher "), []).append(said)
+    assert len(below) == 2, "two calls"
+    for topic in ("whaling", "novels"):
+        [mine] = [said for said in below.values() if f"tool.completed Three books about {topic}." in said]
+        assert mine[0] == "run started"
+        assert mine[-1].startswith(f"turn So: Three books about {topic}.")
     assert told[-1].split()[1:] == ["coordinator:", "run", "completed"]
     numbers = [int(line.split()[0]) for line in told]
     assert numbers == sorted(set(numbers))

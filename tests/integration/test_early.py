@@ -102,8 +102,8 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> list[Status]:
     seen: list[Status] = []
     status = Run.status
 
-    async def looked(run: Run) -> Status:
-        seen.append(await status(run))
+    async def looked(run: Run, **options: Any) -> Status:
+        seen.append(await status(run, **options))
         return seen[-1]
 
     monkeypatch.setattr(Run, "status", looked)

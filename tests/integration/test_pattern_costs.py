@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from perdure.types import redaction
+from perdure.types import engine_texts, redaction
 from tests.support.patterns import FoundPattern, build_texts, find_patterns
 
 SIZE = 2048
@@ -40,6 +40,7 @@ def build_secret_patterns() -> Iterator[re.Pattern[Any]]:
 
 DYNAMIC: dict[str, Callable[[], Iterable[re.Pattern[Any]]]] = {
     "perdure.contrib.hooks.redact": tuple,  # the patterns of its caller, an author
+    "perdure.types.engine_texts._build_tag_pattern": lambda: [engine_texts._TAG],
     "perdure.types.redaction._compile_secrets": build_secret_patterns,
 }
 """Examples of the patterns that are computed."""
