@@ -117,6 +117,7 @@ class StreamedArguments:
         self._in_text = False
         self._escape = ""
         self._state: SoFar | None = "blank"
+        self._canonical: str | None = None
         self._shown = ""  # of a text that may still turn out to be empty
         self._held = ""
 
@@ -131,6 +132,13 @@ class StreamedArguments:
         if self._state is None:
             self._state = self._read_state()
         return self._state
+
+    @property
+    def canonical(self) -> str:
+        """The arguments as text that is equal for equal ones; "" if they are not complete."""
+        if self._canonical is None:
+            self._canonical = encode_canonical(self.text) if self.state in ("empty", "whole") else ""
+        return self._canonical
 
     @property
     def may_be_closed(self) -> bool:
@@ -168,7 +176,7 @@ class StreamedArguments:
         self._pieces.append(piece)
         self._length += len(piece)
         self._last = piece.rstrip()[-1:] or self._last
-        self._state = None
+        self._state = self._canonical = None
         self._held += piece
         if self._length <= _SHORT and self.text.strip() in EMPTY_TEXTS:
             return ""
@@ -189,7 +197,7 @@ class StreamedArguments:
         if kind == "rest" and not is_empty:
             return self.add(piece)
         if self.state in ("empty", "whole"):
-            is_equal = kind == "object" and is_same_json(parse_arguments(piece), parse_arguments(self.text))
+            is_equal = kind == "object" and encode_canonical(piece) == self.canonical
             kind = "blank" if is_empty else "equal" if is_equal else kind
         act = find_rule(self.state, kind, "known", "same", "none").act
         if act == "skip":
@@ -323,13 +331,13 @@ class ToolCallSlots:
     ) -> ToolCallSlot | None:
         """The call ``among`` those that a whole piece repeats: without a name it can only be ``present``."""
         slots = [slot for slot in among if slot.name == name] if name else [present]
-        arguments = parse_arguments(text)
+        canonical = encode_canonical(text)
         for slot in reversed(slots):
+            if slot.arguments.canonical != canonical:
+                continue
             relation = slot.compare_id(id)
             is_beside = relation == "neither" and slot.chunk == self._chunk  # in one list
-            if relation == "new" or is_beside or not slot.is_closed:
-                continue
-            if is_same_json(parse_arguments(slot.arguments.text), arguments):
+            if relation != "new" and not is_beside:
                 return slot
         return None
 
@@ -359,8 +367,8 @@ def _is_repetition(slot: ToolCallSlot, earlier: ToolCallSlot) -> bool:
         return False
     if slot.arguments.state == "blank":
         return True
-    is_whole = slot.is_closed and earlier.is_closed and (relation != "neither" or slot.began_whole)
-    return is_whole and is_same_json(*(parse_arguments(each.arguments.text) for each in (slot, earlier)))
+    is_whole = slot.is_closed and (relation != "neither" or slot.began_whole)
+    return is_whole and slot.arguments.canonical == earlier.arguments.canonical
 
 
 def _classify_text(text: str) -> PieceText:
@@ -379,6 +387,11 @@ def read_argument_text(arguments: object) -> str:
     if isinstance(arguments, str):
         return arguments
     return "" if arguments is None or arguments == [] else json.dumps(arguments, ensure_ascii=False)
+
+
+def encode_canonical(text: str) -> str:
+    """The arguments in ``text`` as text that is equal for equal ones. Python's ``==`` takes ``true`` for 1."""
+    return json.dumps(parse_arguments(text), sort_keys=True)
 
 
 def is_same_json(one: object, other: object) -> bool:
