@@ -286,6 +286,8 @@ class ChatReply(StreamedReply):
 
     def complete(self) -> Completed:
         """The whole reply. Raises ``TruncatedStreamError`` if the stream ended without a finish reason."""
+        for _ in self.flush():
+            pass  # a caller that needs no events
         if not self._reason and not self._is_ended_by_done():
             raise self._build_truncated_error()
         refusal = self._refusal.join_text()
