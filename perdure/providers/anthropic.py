@@ -85,7 +85,7 @@ class Anthropic(SDKEndpoint):
                             yield event
                 if not reply.is_paused:
                     break
-            yield reply.complete()
+            yield self.translate_tools(request.model, request.tools).restore(reply.complete())
 
     def _create_client(self, key: str) -> Any:
         return self._create_sdk_client(key, self._create_http_client())

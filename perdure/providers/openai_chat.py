@@ -310,7 +310,7 @@ class OpenAIChat(OpenAIEndpoint):
                 async for chunk in self._read_stream(response):
                     for event in reply.feed(chunk):
                         yield event
-            yield reply.complete()
+            yield self.translate_tools(request.model, request.tools).restore(reply.complete())
 
     def _resolve_max_tokens_name(self, host: str) -> str:
         is_known = is_host_of(host, _MAX_COMPLETION_TOKENS_HOSTS)

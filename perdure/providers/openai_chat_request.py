@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, assert_never
 
-from ..ports import ModelRequest, ToolSpec
+from ..ports import ModelRequest
 from ..types.messages import ContentPart, FilePart, Message, Part, TextPart, ThinkingPart, ToolCallPart
 from ..types.transcript import iter_pieces
 from .encoding import (
@@ -27,6 +27,7 @@ from .encoding import (
     require_loaded_text,
     strip_parameters,
 )
+from .tool_schemas import WireTool, get_rules, translate_tools
 
 THINKING_FIELDS = ("reasoning_content", "reasoning")
 """Where compatible servers put the model's thinking."""
@@ -51,8 +52,8 @@ def encode_request(request: ModelRequest, *, origin: str, max_tokens_name: str) 
     The messages come last, so that each call's body begins with all of the one before, but for its end.
     """
     head: dict[str, Any] = {"model": request.model, "stream": True, "stream_options": {"include_usage": True}}
-    if request.tools:
-        head["tools"] = [encode_tool(spec) for spec in request.tools]
+    if offered := translate_tools(get_rules("openai", request.model), request.tools).offered:
+        head["tools"] = [encode_tool(tool) for tool in offered]
     if request.tool_choice:
         head["tool_choice"] = {"type": "function", "function": {"name": request.tool_choice}}
     for name, value in request.settings.items():
@@ -62,9 +63,9 @@ def encode_request(request: ModelRequest, *, origin: str, max_tokens_name: str) 
     return build_body(head, "messages", ChatEncoder(request, origin).encode_messages(request.system))
 
 
-def encode_tool(spec: ToolSpec) -> dict[str, Any]:
+def encode_tool(tool: WireTool) -> dict[str, Any]:
     """A tool's definition."""
-    function = {"name": spec.name, "description": spec.description, "parameters": dict(spec.parameters)}
+    function = {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
     return {"type": "function", "function": function}
 
 

@@ -241,7 +241,7 @@ class OpenAIResponses(OpenAIEndpoint):
                     if reply.is_ended:
                         await drain_stream(events, _STREAM_END_TIMEOUT)
                         break
-            yield reply.complete()
+            yield self.translate_tools(request.model, request.tools).restore(reply.complete())
 
     async def _request_reply(self, call: EndpointCall[Any], request: ModelRequest) -> Any:
         """Send the request, and once more without what the API refuses before anything is paid for.
