@@ -305,12 +305,16 @@ class _ReferenceResolver:
         self._root = root
         self._definitions: Schema = {}
         self._names: dict[str, str] = {}
-        """Names of the definitions that were made, by reference."""
+        """Names of the definitions that are made, by reference."""
+        self._waiting: list[tuple[str, Any]] = []
         self._anchors: Schema = {}
         self._collect_anchors(root)
 
     def resolve(self) -> Schema:
         resolved: Schema = self._rewrite(self._root)
+        while self._waiting:
+            name, target = self._waiting.pop(0)
+            self._definitions[name] = self._rewrite(target)
         if self._definitions:
             resolved["$defs"] = {**resolved.get("$defs", {}), **self._definitions}
         return resolved
@@ -354,8 +358,8 @@ class _ReferenceResolver:
             while name in self._definitions or name in self._root.get("$defs", {}):
                 name += "_"
             self._names[reference] = name
-            self._definitions[name] = {}  # it may name itself
-            self._definitions[name] = self._rewrite(target)
+            self._definitions[name] = {}
+            self._waiting.append((name, target))
         return f"#/$defs/{self._names[reference]}"
 
     def _get_target(self, reference: str) -> Any:

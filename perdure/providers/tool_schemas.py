@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -31,6 +32,8 @@ from .json_schemas import (
     repair_schema,
     resolve_references,
 )
+
+logger = logging.getLogger("perdure.worker")
 
 _COMBINATORS = frozenset(("anyOf", "oneOf", "allOf"))
 MAX_DEFINITION_LEVELS = 150
@@ -201,11 +204,13 @@ def translate_tool(rules: ToolRules, spec: ToolSpec) -> WireTool:
     name = encode_name(rules, spec.name)
     description = spec.description or (spec.name if rules.needs_description else "")
     if (flaw := _find_flaw(spec.parameters)) is not None:
+        logger.warning("tool %s is left out of requests in the format of %s: %s", spec.name, rules.name, flaw)
         return WireTool(spec, name, description, {}, flaw=flaw)
     try:
         parameters, notes, own_names = translate_parameters(rules, spec.parameters)
-    except RecursionError:
-        return WireTool(spec, name, description, {}, flaw="its schema is nested too deep")
+    except Exception as error:  # a fault of ours: it costs this tool, and not the agent
+        logger.exception("tool %s is left out of requests in the format of %s", spec.name, rules.name)
+        return WireTool(spec, name, description, {}, flaw=f"its schema cannot be translated ({type(error).__name__})")
     if notes:
         description = f"{description}\n\nArguments: {'; '.join(notes)}".strip()
     return WireTool(spec, name, description, parameters, own_names)
@@ -483,8 +488,9 @@ def _loosen_cycles(root: Schema) -> Schema:
     targets: dict[str, set[str]] = {}
     for reference in references:
         targets.setdefault(reference.source, set()).add(reference.target)
+    reached = {name: _list_reached(targets, name) for name in targets}
     for reference in references:
-        if not _leads_to(targets, reference.target, reference.source):
+        if reference.source not in reached.get(reference.target, ()):
             continue
         if reference.owner is not None:
             if reference.property in reference.owner["required"]:
@@ -532,15 +538,14 @@ def _list_references(source: str, schema: Any, owner: Schema | None, name: str) 
         yield from _list_references(source, inner, owner, name)
 
 
-def _leads_to(targets: Mapping[str, set[str]], start: str, end: str) -> bool:
+def _list_reached(targets: Mapping[str, set[str]], start: str) -> set[str]:
+    """The definitions that ``start`` leads to, and itself."""
     seen, waiting = {start}, [start]
     while waiting:
-        name = waiting.pop()
-        if name == end:
-            return True
-        waiting += targets.get(name, set()) - seen
-        seen |= targets.get(name, set())
-    return False
+        found = targets.get(waiting.pop(), set()) - seen
+        seen |= found
+        waiting += found
+    return seen
 
 
 def has_arguments(schema: Mapping[str, Any]) -> bool:
