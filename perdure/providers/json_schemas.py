@@ -128,6 +128,14 @@ def _fix_text(value: Any) -> str:
     return value if isinstance(value, str) else str(value)
 
 
+def _fix_anchor(value: Any) -> str | None:
+    return value if isinstance(value, str) and re.fullmatch(r"[A-Za-z_][-A-Za-z0-9._]*", value) else None
+
+
+def _fix_id(value: Any) -> str | None:
+    return value if isinstance(value, str) and "#" not in value.removesuffix("#") else None
+
+
 def _fix_count(value: Any) -> int:
     number = _fix_number(value)
     if number < 0 or number != int(number):
@@ -221,8 +229,11 @@ _SHAPES: dict[str, Callable[[Any], Any]] = {
     "required": _fix_names,
     "dependentRequired": _fix_name_lists,
     "multipleOf": _fix_positive,
-    **dict.fromkeys(("title", "description", "$comment", "format", "pattern", "$ref", "$id", "$schema"), _fix_text),
-    **dict.fromkeys(("$anchor", "$dynamicRef", "$dynamicAnchor", "contentEncoding", "contentMediaType"), _fix_text),
+    **dict.fromkeys(("title", "description", "$comment", "format", "pattern", "$ref", "$schema"), _fix_text),
+    **dict.fromkeys(("$dynamicRef", "contentEncoding", "contentMediaType"), _fix_text),
+    **dict.fromkeys(("$anchor", "$dynamicAnchor"), _fix_anchor),
+    "$id": _fix_id,
+    "$vocabulary": lambda _: None,
     **dict.fromkeys(("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"), _fix_number),
     **dict.fromkeys(("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"), _fix_count),
     **dict.fromkeys(("minContains", "maxContains"), _fix_count),
@@ -262,6 +273,8 @@ def _modernize(schema: Mapping[str, Any]) -> Mapping[str, Any]:
     for bound, limit in (("exclusiveMinimum", "minimum"), ("exclusiveMaximum", "maximum")):
         if isinstance(changed.get(bound), bool) and changed.pop(bound) and limit in changed:  # draft 4
             changed[bound] = changed.pop(limit)
+    if isinstance(anchor := changed.get("$id"), str) and anchor.startswith("#"):  # until draft 7
+        changed.setdefault("$anchor", changed.pop("$id").removeprefix("#"))
     if "$recursiveRef" in changed and "$ref" not in changed:
         changed["$ref"] = changed.pop("$recursiveRef")
     properties = changed.get("properties")
@@ -331,6 +344,7 @@ class _ReferenceResolver:
         if not isinstance(schema, Mapping):
             return schema
         rewritten = map_subschemas(schema, self._rewrite)
+        rewritten.pop("$id", None)  # which would be the base of references inside
         if "$dynamicRef" in rewritten and "$ref" not in rewritten:
             rewritten["$ref"] = rewritten.pop("$dynamicRef")
         if "$ref" in rewritten:
