@@ -436,7 +436,7 @@ def fold_root(root: Schema, refused: frozenset[str]) -> tuple[Schema, list[str]]
         return root, []
     folder = _Folder(root, refused)
     folded = folder.fold(root, 0)
-    definitions = {key: root[key] for key in ("$defs", "definitions") if key in root}
+    definitions: Schema = {key: root[key] for key in ("$defs", "definitions") if key in root}
     return {**folded, **definitions}, folder.notes
 
 
@@ -452,7 +452,7 @@ class _Folder:
         inner = self._refused | {"$ref"}
         folded: Schema = {key: value for key, value in schema.items() if key not in inner}
         for key in (*_FOLDED_BRANCHES, *sorted(inner.difference(_FOLDED_BRANCHES))):
-            value = schema.get(key)
+            value: Any = schema.get(key)
             if key not in schema or (key == "$ref" and value == "#"):
                 continue
             if key == "enum" or key == "const":

@@ -157,7 +157,8 @@ async def test_tools_of_every_kind_are_translated(engine: Engine, format: str, m
     async with serve(format, rule, monkeypatch) as (server, model):
         clerk = Agent("clerk", model, input=Order, description="Takes orders.")
         show = callback_tool("show", "Show.", parameters=either)
-        host = Agent("host", model, tools=[weather, show, clerk.as_tool(name="ask_clerk")], output=tuple[int, str], client_tools=True)
+        tools = [weather, show, clerk.as_tool("ask_clerk")]
+        host = Agent("host", model, tools=tools, output=tuple[int, str], client_tools=True)
         page = ClientTool(name="open_page", description="Open.", parameters=either)
         async with engine.served(host, clerk) as client:
             response = await (await client.start("host", "Go.", client_tools=[page])).result()

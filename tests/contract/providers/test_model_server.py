@@ -32,7 +32,8 @@ def with_call(**fields: Any) -> dict[str, Any]:
 
 
 def tool(name: str = "f", **parameters: Any) -> dict[str, Any]:
-    return {"type": "function", "function": {"name": name, "parameters": parameters or {"type": "object", "properties": {}}}}
+    parameters = parameters or {"type": "object", "properties": {}}
+    return {"type": "function", "function": {"name": name, "parameters": parameters}}
 
 
 def user(*content: Any) -> dict[str, Any]:
