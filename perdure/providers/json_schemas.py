@@ -422,6 +422,8 @@ _FOLDED_BRANCHES = ("$ref", "allOf", "anyOf", "oneOf")
 _FOLDED = frozenset(("properties", "required", "additionalProperties"))
 _MAX_FOLD_LEVELS, _MAX_FOLDS = 16, 1000
 """Most combinators and references in each other at the root, and in all: a reference can stand in each branch."""
+_MAX_NOTES = 20
+"""Most of them that are told in words."""
 _MAX_VARIANTS = 64
 """Most schemas of one field in the alternatives of the root."""
 
@@ -437,7 +439,8 @@ def fold_root(root: Schema, refused: frozenset[str]) -> tuple[Schema, list[str]]
     folder = _Folder(root, refused)
     folded = folder.fold(root, 0)
     definitions: Schema = {key: root[key] for key in ("$defs", "definitions") if key in root}
-    return {**folded, **definitions}, folder.notes
+    notes = list(dict.fromkeys(folder.notes))
+    return {**folded, **definitions}, notes[:_MAX_NOTES] + (["…"] if len(notes) > _MAX_NOTES else [])
 
 
 class _Folder:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
@@ -10,8 +11,10 @@ import pytest
 from pydantic import BaseModel, ConfigDict
 
 from perdure import Agent, Toolset, callback_tool, tool
+from perdure.mcp import MCPServer
 from perdure.ports import ListedTool
 from perdure.types.client_tools import ClientTool
+from tests.servers.http import Answer, HttpServer, Request
 from tests.servers.model_server import AnthropicServer, Call, GoogleServer, OpenAIServer, Reply, ResponsesServer
 from tests.support.adapters import CLAUDE, GOOGLE, OPENAI
 from tests.support.checks import assert_closed
@@ -128,6 +131,69 @@ async def test_one_bad_tool_does_not_take_the_agent_down(
     assert listed.asked == [("find", {"filter[id]": "1", "größe": "1"})]
     assert [event.left_out for event in started] == [("", "a_text"), ("a_text",)]
     assert server.stats.refused == 0
+
+
+@asynccontextmanager
+async def serve_mcp(tools: Sequence[Any], asked: list[tuple[str, Any]]) -> AsyncIterator[str]:
+    """A hand-written MCP server that lists ``tools`` as they are; its address."""
+
+    async def handle(request: Request, answer: Answer) -> None:
+        if request.method != "POST":
+            return await answer.send(405, b"")
+        message = json.loads(request.body)
+        results: dict[str, Any] = {
+            "initialize": {
+                "protocolVersion": "2025-06-18",
+                "capabilities": {"tools": {}},
+                "serverInfo": {"name": "odd", "version": "1"},
+            },
+            "tools/list": {"tools": list(tools)},
+            "tools/call": {"content": [{"type": "text", "text": "done"}]},
+        }
+        if message["method"] == "tools/call":
+            asked.append((message["params"]["name"], message["params"].get("arguments")))
+        if "id" not in message:
+            return await answer.send(202, b"")
+        if message["method"] not in results:
+            error = {"code": -32601, "message": "Method not found"}
+            return await answer.json(200, {"jsonrpc": "2.0", "id": message["id"], "error": error})
+        return await answer.json(200, {"jsonrpc": "2.0", "id": message["id"], "result": results[message["method"]]})
+
+    async with HttpServer(handle) as server:
+        yield f"http://127.0.0.1:{server.port}/mcp"
+
+
+@each_format
+async def test_an_mcp_server_may_list_what_the_specification_does_not_allow(
+    engine: Engine, format: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Schemas without a type, or of older drafts, are the tool's; entries that are no tools are left out alone."""
+    odd = [
+        {"name": f"odd.{number}", "description": name, "inputSchema": s} for number, (name, s) in enumerate(ODD.items())
+    ]
+    bad = ["text", None, {"name": 7, "inputSchema": {"type": "object"}}, {"name": "bad", "inputSchema": "object"}]
+    none = {"name": "none", "outputSchema": "x", "annotations": {"readOnlyHint": "maybe"}}
+    fields = {"properties": {"filter[id]": {"type": "string"}, "b": None}}
+    asked: list[tuple[str, Any]] = []
+
+    def rule(request: dict[str, Any]) -> Any:
+        messages = next(request[key] for key in ("messages", "input", "contents") if key in request)
+        offered = read_tools(request)
+        assert len(offered) == len(ODD) + 2
+        assert offered["none"] == []
+        return "Done." if len(messages) > 1 else Reply("", [Call("find", {offered["find"][0]: "1"})])
+
+    async with (
+        serve(format, rule, monkeypatch) as (server, model),
+        serve_mcp([*odd, *bad, none, {"name": "find", "inputSchema": fields}], asked) as address,
+    ):
+        agent = Agent("a", model, toolsets=[MCPServer.http(address, name="odd")])
+        async with engine.served(agent) as client:
+            response = await (await client.start("a", "Go.")).result()
+    assert response.content == "Done."
+    assert asked == [("find", {"filter[id]": "1"})]
+    assert server.stats.refused == 0
+    assert sum("MCP server odd: a tool is left out" in text for text in caplog.messages) == len(bad)
 
 
 @tool
