@@ -76,6 +76,7 @@ class ModelActivity:
         texts = call.input.purpose != "compact"  # the summary prompt is not in the conversation
         withholder = ContentWithholder(request.messages, known, resend=call.input.resend, texts=texts)
         refused: ProviderError | None = None
+        self._add_left_out(call, request)
         call.report_model(agent.model)
         while True:
             call.request = replace(request, messages=withholder.messages)
@@ -93,6 +94,12 @@ class ModelActivity:
                 )
                 logger.warning("run %s calls it again without: %s", call.input.context_id, left_out)
                 call.emit(Restarted(agent.model, type(error).__name__, error.message))
+
+    def _add_left_out(self, call: RequestCall, request: ModelRequest) -> None:
+        """Add the tools that the model's provider will leave out of the request to those that are reported."""
+        find_left_out = getattr(self._provider(call.agent), "find_left_out", None)
+        names = find_left_out(request) if find_left_out is not None and request.tools else ()
+        call.left_out += [name for name in names if name not in call.left_out]
 
     async def _read_stream(self, agent: Agent, call: RequestCall, request: ModelRequest) -> Completed:
         """Read the stream to its end. Raises ``TruncatedStreamError`` for a stream without ``Completed``."""

@@ -19,7 +19,7 @@ from ..errors import DefinitionError, PerdureError, ToolError, ToolsetError
 from ..ports import Blob, Cache, Toolset
 from ..stages.stage import ConversationCall, ToolCall
 from ..tools import DeclaredTool, RunContext, Tool, Toolbox, format_error
-from ..tools.tool import ToolsetTool, pin_tool
+from ..tools.tool import ToolsetTool, is_renamed, pin_tools, suffix_tool_name
 from ..types.client_tools import ClientTool, build_client_tools_error, decode_client_tools, encode_client_tools
 from ..types.interface import FINISH_TOOL
 from ..types.messages import BlobRef
@@ -49,6 +49,8 @@ class _ToolList:
     tools: dict[str, ToolsetTool | Tool] = field(default_factory=dict)
     """By the names that models call."""
     rows: tuple[PinnedTool, ...] = ()
+    left_out: dict[str, str] = field(default_factory=dict)
+    """Names of listed tools that no run gets, and the reasons."""
     asking: asyncio.Lock = field(default_factory=asyncio.Lock)
     asked: int = 0
     """Number of times that the toolset was listed."""
@@ -86,7 +88,7 @@ class Toolsets:
         recorded, pinned = call.input.pinned, None
         rows = await self._load_list(recorded) if recorded is not None else None
         if rows is None or any(toolset.on_change == "refresh" for toolset in agent.toolsets):
-            rows = await self._choose_lists(agent, rows, ctx)
+            rows = await self._choose_lists(agent, rows, ctx, call.left_out)
             blob = Blob.from_content(encode_pinned_tools(rows))
             if recorded is None or blob.hash != recorded.hash:
                 call.blobs.append(blob)
@@ -97,31 +99,33 @@ class Toolsets:
         return agent.with_tools(ref.hash, lambda: map(ToolsetTool, rows)), pinned
 
     async def _choose_lists(
-        self, agent: Agent, recorded: tuple[PinnedTool, ...] | None, ctx: RunContext[Any]
+        self, agent: Agent, recorded: tuple[PinnedTool, ...] | None, ctx: RunContext[Any], left_out: list[str]
     ) -> tuple[PinnedTool, ...]:
-        """Return all lists together. A run with pinned lists renews only those of toolsets with
-        ``on_change="refresh"``, and keeps its own if these cannot be listed or clash."""
+        """Return all lists together, and add the names of tools that are not in them to ``left_out``. A run with pinned
+        lists renews only those of toolsets with ``on_change="refresh"``, and keeps its own if these cannot be listed or
+        clash."""
         rows: list[PinnedTool] = []
         for toolset in agent.toolsets:
-            if recorded is None:
-                rows += (await self._fetch_current(toolset, ctx)).rows
+            recorded_rows = [row for row in recorded or () if row.toolset == toolset.name]
+            if recorded is not None and toolset.on_change != "refresh":
+                rows += recorded_rows
                 continue
-            recorded_rows = [row for row in recorded if row.toolset == toolset.name]
             try:
-                rows += (
-                    (await self._fetch_current(toolset, ctx)).rows if toolset.on_change == "refresh" else recorded_rows
-                )
-            except (ToolsetError, DefinitionError) as error:  # the run has a list; it need not wait for another
+                present = await self._fetch_current(toolset, ctx)
+                rows += present.rows
+                left_out += [name for name in present.left_out if name not in left_out]
+            except (ToolsetError, DefinitionError) as error:  # the run may have a list: it need not wait for another
+                if recorded is None:
+                    raise
                 logger.warning("a run of agent %s keeps its list of tools: %s", agent.name, error)
                 rows += recorded_rows
         try:
-            _check_tool_names(agent, rows)
+            return settle_tool_names(agent, rows)
         except DefinitionError as error:
             if recorded is None:
                 raise
             logger.warning("a run of agent %s keeps its lists of tools: %s", agent.name, error)
             return recorded
-        return tuple(rows)
 
     async def find_tool(self, agent: Agent, call: ToolCall, context: MakeContext) -> Tool | None:
         """Return the tool of ``call``, if it is of a toolset; else None.
@@ -140,12 +144,14 @@ class Toolsets:
             raise ToolError(f"{name} was not called: {error.message}") from error
         row = next((row for row in present.rows if row.name == name), None)
         if row is None:
+            row = next((row for row in present.rows if _add_suffix(row).name == name), None)
+        if row is None:
             raise ToolError(f"{name} was not called: toolset {wanted!r} no longer has it")
-        if row.definition != call.input.definition:
+        if row.model_copy(update={"name": name}).definition != call.input.definition:
             raise ToolError(
                 f"{name} was not called: its definition in toolset {wanted!r} has changed since you were shown it"
             )
-        return present.tools[name]
+        return present.tools[row.name]
 
     async def close(self, agents: Iterable[Agent]) -> None:
         """Close the toolsets of ``agents``, and drop all lists."""
@@ -174,7 +180,7 @@ class Toolsets:
         else:
             key, tools = Blob.from_content(encode_client_tools(declared)).hash, declared
         own = [tool.name for tool in tools if tool.name in agent.toolbox or tool.name in reserved]
-        call.left_out[:] = own
+        call.left_out += [name for name in own if name not in call.left_out]
         offered = [tool for tool in tools if tool.name not in own]
         return agent.with_tools(f"client/{key}", lambda: map(DeclaredTool, offered)) if offered else agent
 
@@ -228,13 +234,15 @@ class Toolsets:
                 f"toolset {toolset.name!r} could not list its tools: {_describe_toolset_error(error)}"
             )
             raise present.failed from error
-        rows = tuple(pin_tool(toolset, listed_tool) for listed_tool in listed)
+        pinned, left_out = pin_tools(toolset, listed)
         present.asked, present.failed = present.asked + 1, None
-        tools: dict[str, ToolsetTool | Tool] = {
+        for name, reason in left_out.items() - present.left_out.items():
+            logger.warning("toolset %s: tool %.100r is left out: %s", toolset.name, name, reason)
+        present.tools = {
             row.name: listed_tool if isinstance(listed_tool, Tool) else ToolsetTool(row, toolset.call)
-            for row, listed_tool in zip(rows, listed, strict=True)
+            for row, listed_tool in pinned
         }
-        present.rows, present.tools = rows, tools
+        present.rows, present.left_out = tuple(row for row, _ in pinned), left_out
         present.changes, present.until = changes, self._clock() + toolset.recheck
 
     # --- pinned lists
@@ -254,14 +262,28 @@ def _describe_toolset_error(error: Exception) -> str:
     return f"it did not return within {TOOLSET_TIMEOUT:g} s" if isinstance(error, OverdueError) else format_error(error)
 
 
-def _check_tool_names(agent: Agent, rows: Sequence[PinnedTool]) -> None:
-    """Raise ``DefinitionError`` for two tools of one name."""
+def settle_tool_names(agent: Agent, rows: Sequence[PinnedTool]) -> tuple[PinnedTool, ...]:
+    """Return ``rows`` under names of which no two are equal: a tool whose name had to be changed gives way, with a
+    suffix. Raises ``DefinitionError`` for two tools that really have one name."""
     known = {tool.name: tool.where for tool in agent.toolbox} | {FINISH_TOOL: "the engine"}
-    for row in rows:
-        where = f"toolset {row.toolset!r}"
+    toolsets = {toolset.name: toolset for toolset in agent.toolsets}
+    settled: dict[int, PinnedTool] = {}
+    gives_way = [is_renamed(toolsets[row.toolset], row) for row in rows]
+    for index in sorted(range(len(rows)), key=gives_way.__getitem__):
+        row = rows[index]
+        if row.name in known and (gives_way[index] or row.name == FINISH_TOOL):
+            row = _add_suffix(row)
         if row.name in known:
             raise DefinitionError(
-                f"agent {agent.name!r}: {where} has a tool {row.name!r}, which {known[row.name]} has too",
+                f"agent {agent.name!r}: toolset {row.toolset!r} has a tool {row.name!r}, "
+                f"which {known[row.name]} has too",
                 hint=f'Give the toolset a prefix: prefix="{row.toolset}_".',
             )
-        known[row.name] = where
+        known[row.name] = f"toolset {row.toolset!r}"
+        settled[index] = row
+    return tuple(settled[index] for index in range(len(rows)))
+
+
+def _add_suffix(row: PinnedTool) -> PinnedTool:
+    """Return ``row`` under the name that it gets where another source has a tool of its name."""
+    return row.model_copy(update={"name": suffix_tool_name(row.name, f"{row.toolset}:{row.tool}")})

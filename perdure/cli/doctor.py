@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -16,15 +16,27 @@ from .connection import ServerOptions
 from .output import OutputOptions
 
 if TYPE_CHECKING:
+    from ..agent.agent import Agent
     from ..embedded.diagnosis import Finding
-    from ..ports import Store
+    from ..ports import ModelRef, Store, Toolset, ToolSpec
 
 _STATUS_COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
 
 
-def doctor(server: ServerOptions, output: OutputOptions) -> None:
+_LIST_TIMEOUT = 60.0
+"""Seconds that a toolset may take to list its tools."""
+
+
+def doctor(
+    server: ServerOptions,
+    output: OutputOptions,
+    file: Annotated[
+        str | None, typer.Argument(help="File or module with agents: also check their tools.", show_default=False)
+    ] = None,
+) -> None:
     """Check this machine's setup; exit code 1 when something is broken. Starts and fetches nothing.
 
+    With a file, its toolsets are asked for their tools, and each tool is checked against what the agent's models take.
     A row is written into the store and deleted; where PERDURE_BLOB_URL is set, an object is written there, read and
     deleted.
     """
@@ -34,6 +46,7 @@ def doctor(server: ServerOptions, output: OutputOptions) -> None:
     findings += asyncio.run(_check_store())
     findings += asyncio.run(_check_blob_location())
     findings += asyncio.run(diagnosis.check_servers(**asdict(server)))
+    findings += [] if file is None else asyncio.run(_check_file(file))
     lines = (line for finding in findings for line in _format_finding(finding))
     output.print_result([asdict(finding) for finding in findings], lines)
     if any(finding.status == "fail" for finding in findings):
@@ -113,3 +126,80 @@ async def _check_blob_location() -> list[Finding]:
         return [Finding("large objects", "fail", error.message, error.hint)]
     objects = "no objects yet" if owner is None else f"the objects of store {owner}"
     return [Finding("large objects", "ok", f"{parse_blob_url(url)}: can be read and written; {objects}")]
+
+
+# ---
+# The tools of agents.
+
+
+async def _check_file(file: str) -> list[Finding]:
+    """What the models of a file's agents cannot be offered, or only in other words."""
+    from .agent_loader import load_agent_module
+
+    loaded = load_agent_module(file)
+    return [finding for agent in loaded.agents async for finding in _check_tools(agent)]
+
+
+async def _check_tools(agent: Agent) -> AsyncIterator[Finding]:
+    from ..activities.toolsets import settle_tool_names
+    from ..embedded.diagnosis import Finding
+    from ..tools.tool import ToolsetTool, pin_tools
+
+    check = f"tools of {agent.name}"
+    rows = []
+    for toolset in agent.toolsets:
+        try:
+            pinned, left_out = pin_tools(toolset, await _list_tools(toolset, agent))
+        except Exception as error:  # the author's, or of a server
+            why = error.message if isinstance(error, PerdureError) else f"{type(error).__name__}: {error}"
+            yield Finding(check, "warn", f"toolset {toolset.name} could not list its tools: {why}")
+            continue
+        rows += [row for row, _ in pinned]
+        for name, reason in left_out.items():
+            yield _build_left_out(check, f"toolset {toolset.name}", name, reason)
+    try:
+        rows = [*settle_tool_names(agent, rows)]
+    except PerdureError as error:
+        yield Finding(check, "fail", error.message, error.hint)
+    specs = [*agent.specs, *(ToolsetTool(row).spec for row in rows)]
+    for model in agent.chain:
+        for finding in _check_model_tools(check, model, specs):
+            yield finding
+
+
+async def _list_tools(toolset: Toolset, agent: Agent) -> Sequence[object]:
+    from ..tools import RunContext
+
+    try:
+        async with asyncio.timeout(_LIST_TIMEOUT):
+            return await toolset.list(RunContext(agent=agent.name))
+    finally:
+        await toolset.close()
+
+
+def _check_model_tools(check: str, model: ModelRef, specs: Sequence[ToolSpec]) -> Iterator[Finding]:
+    from ..embedded.diagnosis import Finding
+    from ..providers.registry import get_provider
+
+    try:
+        translate_tools = getattr(model.own or get_provider(model.provider), "translate_tools", None)
+    except PerdureError as error:
+        yield Finding(check, "warn", error.message, error.hint)
+        return
+    if translate_tools is None:
+        return
+    tools = translate_tools(model.name, specs)
+    for name, reason in tools.left_out.items():
+        yield _build_left_out(check, str(model), name, reason)
+    changed = [tool.spec.name for tool in tools.offered if tool.parameters != tool.spec.parameters]
+    detail = f"{model}: {len(tools.offered)} tools"
+    if changed:
+        detail += f"; with a rewritten schema: {', '.join(changed[:20])}{' …' if len(changed) > 20 else ''}"
+    yield Finding(check, "ok", detail)
+
+
+def _build_left_out(check: str, where: str, name: str, reason: str) -> Finding:
+    from ..embedded.diagnosis import Finding
+
+    hint = "The agent works without it. Correct it where it is defined."
+    return Finding(check, "warn", f"{where}: tool {name:.100} is left out: {reason}", hint)

@@ -15,6 +15,7 @@ from contextvars import ContextVar
 from typing import Any
 
 from mcp import Client, MCPError, types
+from mcp_types.methods import validate_server_result
 
 from ..errors import ToolError
 from ..ports import ListedTool
@@ -144,7 +145,7 @@ class Connection:
 
     async def _keep_open(self) -> None:
         try:
-            streams = _watch_streams(self._transport(), self._handle_stream_end)
+            streams = _watch_streams(self._name, self._transport(), self._handle_stream_end)
             async with Client(streams, cache=None, message_handler=self._handle_message) as client:
                 if not self._client.done():
                     self._client.set_result(client)
@@ -184,17 +185,18 @@ class Connection:
 
 @asynccontextmanager
 async def _watch_streams(
-    transport: AbstractAsyncContextManager[Any], on_end: Callable[[], None]
+    name: str, transport: AbstractAsyncContextManager[Any], on_end: Callable[[], None]
 ) -> AsyncIterator[tuple[Any, Any]]:
-    """Open the transport's streams; ``on_end`` is called when the incoming stream has ended."""
+    """Open the transport's streams to server ``name``; ``on_end`` is called when the incoming stream has ended."""
     async with transport as (read, write):
-        yield _WatchedStream(read, on_end), write
+        yield _WatchedStream(name, read, on_end), write
 
 
 class _WatchedStream:
     """The stream of the server's messages."""
 
-    def __init__(self, stream: Any, on_end: Callable[[], None]) -> None:
+    def __init__(self, name: str, stream: Any, on_end: Callable[[], None]) -> None:
+        self._name = name
         self._stream = stream
         self._on_end = on_end
 
@@ -206,10 +208,12 @@ class _WatchedStream:
 
     async def __anext__(self) -> Any:
         try:
-            return await self._stream.__anext__()
+            message = await self._stream.__anext__()
         except StopAsyncIteration:
             self._on_end()
             raise
+        _mend_tool_list(self._name, message)
+        return message
 
     async def __aenter__(self) -> _WatchedStream:
         await self._stream.__aenter__()
@@ -217,6 +221,48 @@ class _WatchedStream:
 
     async def __aexit__(self, *raised: Any) -> Any:
         return await self._stream.__aexit__(*raised)
+
+
+# ---
+# A list of tools in which one is not as the specification says: the SDK would refuse the whole list.
+
+
+_OWN_SCHEMA = "x-perdure-schema"
+"""Where a schema stands that the SDK would refuse."""
+_LIST_METHOD, _LIST_VERSION = "tools/list", "2025-11-25"
+
+
+def _mend_tool_list(server: str, message: Any) -> None:
+    """Change the list of tools in ``message``, if it has one, so that the SDK takes it."""
+    result = getattr(getattr(message, "message", None), "result", None)
+    if isinstance(result, dict) and isinstance(result.get("tools"), list):
+        result["tools"] = [tool for entry in result["tools"] if (tool := _mend_tool(server, entry)) is not None]
+
+
+def _mend_tool(server: str, entry: Any) -> Any:
+    """The entry of a list as the SDK takes it; None for one that is no tool."""
+    if _is_valid_tool(entry):
+        return entry
+    schema = entry.get("inputSchema") if isinstance(entry, dict) else ""
+    if isinstance(schema, dict | None):
+        mended = {key: value for key, value in entry.items() if key in ("name", "description", "annotations")}
+        mended["inputSchema"] = {"type": "object", _OWN_SCHEMA: schema or {}}
+        for key in ("annotations", "description"):
+            if not _is_valid_tool(mended):
+                mended.pop(key, None)
+        if _is_valid_tool(mended):
+            return mended
+    logger.warning("MCP server %s: a tool is left out, because it is not one: %.200r", server, entry)
+    return None
+
+
+def _is_valid_tool(entry: Any) -> bool:
+    try:
+        validate_server_result(_LIST_METHOD, _LIST_VERSION, {"tools": [entry]})
+        types.Tool.model_validate(entry, by_name=False)
+    except ValueError:
+        return False
+    return True
 
 
 # ---
@@ -231,7 +277,8 @@ def build_listed_tool(tool: types.Tool) -> ListedTool:
     """Convert ``tool``. It is idempotent if the server marks it as idempotent or read-only."""
     hints = tool.annotations
     idempotent = hints is not None and bool(hints.read_only_hint or hints.idempotent_hint)
-    return ListedTool(tool.name, tool.description or "", dict(tool.input_schema), idempotent=idempotent)
+    schema = tool.input_schema.get(_OWN_SCHEMA, tool.input_schema)
+    return ListedTool(tool.name, tool.description or "", dict(schema), idempotent=idempotent)
 
 
 def convert_tool_result(name: str, result: types.CallToolResult) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -17,6 +17,13 @@ class ToolSpec:
     description: str
     parameters: Mapping[str, Any]
     """JSON Schema of the arguments: always an object."""
+    _wire_forms: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def get_wire_form(self, key: str, build: Callable[[ToolSpec], Any]) -> Any:
+        """Return what ``build`` makes of the tool; ``key`` names the wire format, and each is built once."""
+        if key not in self._wire_forms:
+            self._wire_forms[key] = build(self)
+        return self._wire_forms[key]
 
 
 @dataclass(frozen=True, slots=True)

@@ -113,7 +113,8 @@ class Anthropic(SDKEndpoint):
                             yield event
                 if not reply.is_paused:
                     break
-            yield replace(reply.complete(), requests=call.requests)
+            completed = replace(reply.complete(), requests=call.requests)
+            yield self.translate_tools(request.model, request.tools).restore(completed)
 
     def _create_client(self, key: str) -> Any:
         return self._create_sdk_client(key, self._create_http_client())

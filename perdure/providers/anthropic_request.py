@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from ..ports import ModelRequest, ToolSpec
+from ..ports import ModelRequest
 from ..types.messages import Message, OpaquePart, Part, TextPart, ThinkingPart
 from .anthropic_messages import AnthropicEncoder, Block, iter_unique_pieces
 from .dialects import Dialect, find_dialect, find_signer
@@ -25,6 +25,7 @@ from .encoding import (
     encode_tool_name,
     get_own_opaque,
 )
+from .tool_schemas import ANTHROPIC, WireTool, translate_tools
 
 # ---
 # What a Claude model's API takes, by the model's name. Other names are taken for current models.
@@ -231,7 +232,7 @@ def encode_request(
     may_force = dialect.forced_tool == "named"
     thinking = build_thinking_parameters(request, origin=origin, max_tokens=head["max_tokens"], may_force=may_force)
     head |= thinking.parameters
-    tools = [*options.pop("tools", ()), *map(encode_tool, request.tools)]
+    tools = [*options.pop("tools", ()), *map(encode_tool, translate_tools(ANTHROPIC, request.tools).offered)]
     head |= options
     if tools:
         if request.tool_choice and thinking.can_force_tool:
@@ -267,10 +268,10 @@ def encode_request(
     return EncodedRequest(body, headers)
 
 
-def encode_tool(spec: ToolSpec) -> Block:
+def encode_tool(tool: WireTool) -> Block:
     """A tool's definition."""
-    description = {"description": spec.description} if spec.description.strip() else {}
-    return {"name": spec.name, **description, "input_schema": dict(spec.parameters)}
+    description = {"description": tool.description} if tool.description.strip() else {}
+    return {"name": tool.name, **description, "input_schema": tool.parameters}
 
 
 def _group_by_role(

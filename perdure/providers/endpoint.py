@@ -18,9 +18,10 @@ from weakref import WeakKeyDictionary
 from ..errors import AuthenticationError, DefinitionError, ProviderError, RuntimeSetupError
 from ..types.redaction import Redaction, find_address_secrets, find_option_secrets
 from .errors import mark_refused_content
+from .tool_schemas import WireTools, get_rules, translate_tools
 
 if TYPE_CHECKING:
-    from ..ports import ModelRequest
+    from ..ports import ModelRequest, ToolSpec
 
 
 class SDKClient(Protocol):
@@ -252,6 +253,10 @@ class Endpoint(ABC, Generic[ClientT]):
     def check_key(self) -> None:
         """Raise ``AuthenticationError`` if the key is missing or malformed."""
         self._read_key()
+
+    def translate_tools(self, model: str, tools: Iterable[ToolSpec]) -> WireTools:
+        """The tools of a request as the format takes them, and those that it cannot take."""
+        return translate_tools(get_rules(self.format, model), tools)
 
     async def aclose(self) -> None:
         """Close the connections of this event loop; those of other loops end with their loop."""

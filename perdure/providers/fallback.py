@@ -141,6 +141,18 @@ class ModelChain:
                     break
         raise _merge_model_errors(failed) from None
 
+    def find_left_out(self, request: ModelRequest) -> Mapping[str, str]:
+        """Find the tools of ``request`` that the first model's API cannot take, by name, and the reasons."""
+        model = self._models[0]
+        try:
+            translate_tools = getattr(self._find_provider(model), "translate_tools", None)
+        except PerdureError:  # the call itself says so
+            return {}
+        left_out: Mapping[str, str] = (
+            {} if translate_tools is None else translate_tools(model.name, request.tools).left_out
+        )
+        return left_out
+
     async def _stream_model(self, model: ModelRef, request: ModelRequest) -> AsyncGenerator[StreamEvent, None]:
         """The events of one model, which must end with ``Completed``."""
         event: StreamEvent | None = None

@@ -179,6 +179,7 @@ class Google(Endpoint[GoogleConnection]):
         """Call the model once. Raises ``ProviderError``; ``AuthenticationError`` also if no key is set."""
         async with self._open_call(request) as call:
             reply = GoogleReply(self.host, self.origin, self.key_name)
+            tools = self.translate_tools(request.model, request.tools)
             first = call.body = encode_request(request, origin=self.origin)
             while True:
                 answer = await call.client.post_request(request.model, call.body)
@@ -186,13 +187,13 @@ class Google(Endpoint[GoogleConnection]):
                 async with aclosing(call.client.read_stream(answer, self.host)) as items:
                     async for chunk in items:
                         for event in reply.feed(chunk):
-                            yield event
+                            yield tools.restore(event)
                 # A long reply may reach the limit of one request, and gives a token for the rest.
                 token = reply.take_continuation_token()
                 if token is None:
                     break
                 call.body = encode_continuation(first, token)
-            yield reply.complete()
+            yield tools.restore(reply.complete())
 
     def _create_client(self, key: str) -> GoogleConnection:
         base_url, version = self.base_url, os.environ.get("GOOGLE_GENAI_API_VERSION", "").strip()

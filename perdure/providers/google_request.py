@@ -7,14 +7,13 @@ the user, and of the results of one reply's calls, into one content.
 from __future__ import annotations
 
 import itertools
-import json
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, assert_never
 
 from ..errors import SettingsError
-from ..ports import ModelRequest, ToolSpec
+from ..ports import ModelRequest
 from ..types.messages import FilePart, Message, OpaquePart, Part, TextPart, ThinkingPart, ToolCallPart, ToolResultPart
 from ..types.transcript import iter_pieces
 from .encoding import (
@@ -31,102 +30,7 @@ from .encoding import (
     strip_parameters,
 )
 from .settings import check_canonical_settings, check_provider_options
-
-# ---
-# A tool's JSON Schema in the dialect that Gemini's ``parametersJsonSchema`` takes.
-#
-# The API takes a part of JSON Schema. A keyword without an equivalent goes into the description, for the model to read
-# (the engine checks the arguments against the whole schema).
-
-
-SCHEMA_KEYWORDS = {
-    *("$id", "$anchor", "$ref", "$defs", "type", "format", "title", "description", "enum", "items", "prefixItems"),
-    *("minItems", "maxItems", "minimum", "maximum", "anyOf", "oneOf", "properties", "additionalProperties"),
-    *("required", "propertyOrdering"),
-}
-"""Keywords that the API documents."""
-SCHEMA_FORMATS = frozenset(["date-time", "date", "time", "enum", "int32", "int64", "float", "double"])
-_DROPPED_KEYWORDS = frozenset(("$schema", "$comment", "discriminator", "deprecated", "readOnly", "writeOnly", "title"))
-"""Keywords that a model does not need."""
-_SCHEMA_MAP_KEYWORDS = ("properties", "$defs")
-_SCHEMA_LIST_KEYWORDS = ("anyOf", "oneOf", "prefixItems")
-
-
-def translate_schema(schema: Mapping[str, Any]) -> dict[str, Any] | None:
-    """``schema`` of a tool's arguments in Gemini's dialect; None for a tool without arguments."""
-    translated = _translate_subschema(schema)
-    if translated.keys() <= {"type", "properties", "required", "additionalProperties"} and not (
-        translated.get("properties") or translated.get("additionalProperties")
-    ):
-        return None
-    return translated
-
-
-def _translate_subschema(schema: object) -> dict[str, Any]:
-    if not isinstance(schema, Mapping):
-        return {}  # true, which allows everything; false has no equivalent
-    schema = dict(schema)
-    inner = schema.get("allOf")
-    if isinstance(inner, list) and len(inner) == 1 and isinstance(inner[0], Mapping):
-        del schema["allOf"]  # of one schema, which generators write beside a reference: the same as that schema
-        schema = {**inner[0], **schema}
-    if "definitions" in schema:
-        schema["$defs"] = {**schema.pop("definitions"), **schema.get("$defs", {})}
-    if "$ref" in schema:
-        return _translate_reference(schema)
-    translated: dict[str, Any] = {}
-    notes: list[str] = []
-    for key, value in schema.items():
-        if key == "const":
-            _translate_enum([value], translated, notes)
-        elif key == "enum":
-            _translate_enum(list(value), translated, notes)
-        elif key == "format" and value not in SCHEMA_FORMATS:
-            notes.append(f"format: {value}")
-        elif key in ("exclusiveMinimum", "exclusiveMaximum") and schema.get("type") == "integer":
-            translated[key.replace("exclusiveM", "m")] = value + (1 if key.endswith("Minimum") else -1)
-        elif key in SCHEMA_KEYWORDS and key not in _DROPPED_KEYWORDS:
-            translated[key] = _translate_keyword_value(key, value)
-        elif key not in _DROPPED_KEYWORDS:
-            notes.append(f"{key}: {json.dumps(value, ensure_ascii=False)}")
-    if notes:
-        translated["description"] = " ".join(filter(None, (translated.get("description", ""), f"({'; '.join(notes)})")))
-    return translated
-
-
-def _translate_keyword_value(key: str, value: Any) -> Any:
-    if key in _SCHEMA_MAP_KEYWORDS:
-        return {name: _translate_subschema(inner) for name, inner in value.items()}
-    if key in _SCHEMA_LIST_KEYWORDS:
-        return [_translate_subschema(inner) for inner in value]
-    if key == "items" or (key == "additionalProperties" and not isinstance(value, bool)):
-        return _translate_subschema(value)
-    return value
-
-
-def _translate_reference(schema: dict[str, Any]) -> dict[str, Any]:
-    """A reference: nothing may stand beside it but other ``$`` keywords."""
-    translated: dict[str, Any] = {"$ref": str(schema["$ref"]).replace("#/definitions/", "#/$defs/")}
-    if schema.get("description"):
-        translated = {"anyOf": [translated], "description": schema["description"]}
-    if "$defs" in schema:
-        translated["$defs"] = _translate_keyword_value("$defs", schema["$defs"])
-    return translated
-
-
-def _translate_enum(values: list[Any], translated: dict[str, Any], notes: list[str]) -> None:
-    """Texts and numbers may be listed; other values go into the description."""
-    texts = all(isinstance(value, str) for value in values)
-    numbers = all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
-    if values and (texts or numbers):
-        translated["enum"] = values
-        whole = all(isinstance(value, int) for value in values)
-        translated.setdefault("type", "string" if texts else "integer" if whole else "number")
-        return
-    if values and all(isinstance(value, bool) for value in values):
-        translated.setdefault("type", "boolean")
-    notes.append(f"one of {json.dumps(values, ensure_ascii=False)}")
-
+from .tool_schemas import GOOGLE, WireTool, encode_name, has_arguments, translate_tools
 
 # ---
 # The canonical settings under the names of Gemini's ``generationConfig``, and their checks.
@@ -255,11 +159,12 @@ def encode_request(request: ModelRequest, *, origin: str) -> bytes:
     head: dict[str, Any] = {}
     if request.system:
         head["systemInstruction"] = {"parts": [{"text": request.system}]}
-    tools = [{"functionDeclarations": [encode_tool(spec) for spec in request.tools]}] if request.tools else []
+    offered = translate_tools(GOOGLE, request.tools).offered
+    tools = [{"functionDeclarations": [encode_tool(tool) for tool in offered]}] if offered else []
     if tools or "tools" in options:
         head["tools"] = [*tools, *options.pop("tools", ())]  # the options' tools run on Google's servers
     if request.tool_choice:
-        choice = {"mode": "ANY", "allowedFunctionNames": [request.tool_choice]}
+        choice = {"mode": "ANY", "allowedFunctionNames": [encode_name(GOOGLE, request.tool_choice)]}
         head["toolConfig"] = {**options.pop("toolConfig", {}), "functionCallingConfig": choice}
     if config := encode_generation_config(request.model, request.settings, options.pop("generationConfig", {})):
         head["generationConfig"] = config
@@ -267,11 +172,11 @@ def encode_request(request: ModelRequest, *, origin: str) -> bytes:
     return build_body(head, "contents", GoogleEncoder(request, origin).encode_contents())
 
 
-def encode_tool(spec: ToolSpec) -> dict[str, Any]:
+def encode_tool(tool: WireTool) -> dict[str, Any]:
     """A tool's declaration."""
-    declaration: dict[str, Any] = {"name": spec.name, "description": spec.description}
-    if (schema := translate_schema(spec.parameters)) is not None:
-        declaration["parametersJsonSchema"] = schema
+    declaration: dict[str, Any] = {"name": tool.name, "description": tool.description}
+    if has_arguments(tool.parameters):
+        declaration["parametersJsonSchema"] = tool.parameters
     return declaration
 
 
@@ -391,7 +296,11 @@ class GoogleEncoder(MessageEncoder):
                 return {"text": part.text, "thought": True, **(part.opaque or {})}
             case ToolCallPart():
                 # Malformed arguments are sent as {}: the result that follows says what was wrong.
-                call = {"id": self.encode_call_id(part.id), "name": part.name, "args": part.arguments}
+                call = {
+                    "id": self.encode_call_id(part.id),
+                    "name": encode_name(GOOGLE, part.name),
+                    "args": part.arguments,
+                }
                 return {"functionCall": call, **self.get_opaque(part)}
             case OpaquePart():
                 return get_own_opaque(part, self.origin)
@@ -411,10 +320,11 @@ class GoogleEncoder(MessageEncoder):
 
     def _encode_result(self, part: ToolResultPart) -> dict[str, Any]:
         response = {"error" if part.is_error else "output": require_loaded_text(part)}
-        result: dict[str, Any] = {"id": self.encode_call_id(part.call_id), "name": part.name, "response": response}
+        name = encode_name(GOOGLE, part.name)
+        result: dict[str, Any] = {"id": self.encode_call_id(part.call_id), "name": name, "response": response}
         for file in filter(self._is_inner_file, part.files):
-            name = {"displayName": file.name} if file.name else {}
-            inner = {"inlineData": {**self._encode_file(file)["inlineData"], **name}}
+            title = {"displayName": file.name} if file.name else {}
+            inner = {"inlineData": {**self._encode_file(file)["inlineData"], **title}}
             result.setdefault("parts", []).append(inner)
         return {"functionResponse": result}
 

@@ -300,4 +300,5 @@ class OpenAIChat(OpenAIEndpoint):
                         yield event
             for event in reply.flush():
                 yield event
-            yield replace(reply.complete(), requests=call.requests)
+            completed = replace(reply.complete(), requests=call.requests)
+            yield self.translate_tools(request.model, request.tools).restore(completed)

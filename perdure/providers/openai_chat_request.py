@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, assert_never
 
-from ..ports import ModelRequest, ToolSpec
+from ..ports import ModelRequest
 from ..types.engine_texts import enclose_text
 from ..types.messages import ContentPart, FilePart, Message, Part, TextPart, ThinkingPart, ToolCallPart
 from ..types.transcript import iter_pieces
@@ -34,6 +34,7 @@ from .encoding import (
     strip_parameters,
 )
 from .google_request import PLACEHOLDER_SIGNATURE, parse_gemini_version
+from .tool_schemas import WireTool, get_rules, translate_tools
 
 THINKING_FIELDS = ("reasoning_content", "reasoning")
 """Where compatible servers put the model's thinking."""
@@ -69,8 +70,8 @@ def encode_request(request: ModelRequest, *, origin: str, dialect: Dialect | Non
     if dialect.stream_usage and options.pop("stream_options", {}) is not None:
         head["stream_options"] = {"include_usage": True}
     options.pop("stream_options", None)
-    if request.tools:
-        head["tools"] = [encode_tool(spec) for spec in request.tools]
+    if offered := translate_tools(get_rules("openai", request.model), request.tools).offered:
+        head["tools"] = [encode_tool(tool) for tool in offered]
     if request.tool_choice and dialect.forced_tool == "named":
         head["tool_choice"] = {"type": "function", "function": {"name": request.tool_choice}}
     elif request.tool_choice and dialect.forced_tool == "required":
@@ -82,9 +83,9 @@ def encode_request(request: ModelRequest, *, origin: str, dialect: Dialect | Non
     return build_body(head, "messages", ChatEncoder(request, origin, dialect).encode_messages(request.system))
 
 
-def encode_tool(spec: ToolSpec) -> dict[str, Any]:
+def encode_tool(tool: WireTool) -> dict[str, Any]:
     """A tool's definition."""
-    function = {"name": spec.name, "description": spec.description, "parameters": dict(spec.parameters)}
+    function = {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
     return {"type": "function", "function": function}
 
 

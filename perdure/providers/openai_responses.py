@@ -313,7 +313,8 @@ class OpenAIResponses(OpenAIEndpoint):
                     if reply.is_ended:
                         await drain_stream(events, _STREAM_END_TIMEOUT)
                         break
-            yield replace(reply.complete(), requests=call.requests)
+            completed = replace(reply.complete(), requests=call.requests)
+            yield self.translate_tools(request.model, request.tools).restore(completed)
 
     async def _request_reply(self, call: EndpointCall[Any], request: ModelRequest) -> Any:
         """Send the request, and once more without what the API refuses before anything is paid for.

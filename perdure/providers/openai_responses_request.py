@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any, assert_never
 
-from ..ports import ModelRequest, ToolSpec
+from ..ports import ModelRequest
 from ..types import messages
 from ..types.messages import FilePart, Message, OpaquePart, Part, TextPart, ThinkingPart, ToolCallPart, ToolResultPart
 from ..types.transcript import iter_pieces
@@ -43,6 +43,7 @@ from .encoding import (
     strip_parameters,
 )
 from .reply import read_array, read_string
+from .tool_schemas import WireTool, get_rules, translate_tools
 
 # ---
 # Items of the Responses format as parts of a message, for replies and imports.
@@ -160,8 +161,8 @@ def encode_request(
     head: dict[str, Any] = {"model": request.model, "stream": True, "store": False}
     if encrypted:
         head["include"] = [ENCRYPTED_REASONING]
-    if request.tools:
-        head["tools"] = [encode_tool(spec) for spec in request.tools]
+    if offered := translate_tools(get_rules("openai-responses", request.model), request.tools).offered:
+        head["tools"] = [encode_tool(tool) for tool in offered]
     demands: list[bytes] = []
     if request.tool_choice and forced_tool == "named":
         head["tool_choice"] = {"type": "function", "name": request.tool_choice}
@@ -193,13 +194,13 @@ def _encode_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     return given
 
 
-def encode_tool(spec: ToolSpec) -> dict[str, Any]:
+def encode_tool(tool: WireTool) -> dict[str, Any]:
     """A tool's definition.
 
     ``strict`` must be given: its default is true here, and the API then refuses, or silently rewrites, a schema with an
     optional field.
     """
-    definition = {"name": spec.name, "description": spec.description, "parameters": dict(spec.parameters)}
+    definition = {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
     return {"type": "function", **definition, "strict": False}
 
 

@@ -7,17 +7,18 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from ..errors import DefinitionError, TruncatedStreamError
-from ..ports import ModelRequest, StreamEvent
+from ..ports import ModelRequest, StreamEvent, ToolSpec
 from ..types.redaction import Redaction, find_address_secrets, find_option_secrets
 from .encoding import encode_json
 from .endpoint import build_missing_sdk_error
 from .settings import check_all_settings
+from .tool_schemas import WireTools, get_rules, translate_tools
 
 if TYPE_CHECKING:
     from pydantic_ai.messages import ModelResponse
@@ -97,11 +98,16 @@ class PydanticAIModel:
                     response = answer.get()
             if response.state == "incomplete" or is_cut_short(answer, response, model.profile):
                 raise TruncatedStreamError(f"the stream of {endpoint} ended before its reply was complete")
-            yield build_completed(response, origin, endpoint)
+            completed = build_completed(response, origin, endpoint)
+            yield self.translate_tools(request.model, request.tools).restore(completed)
         except Exception as error:
             secrets = (*find_option_secrets(request.provider_options), *_list_model_secrets(model))
             provider_error = translate_error(error, reply_started=reply_started, endpoint=endpoint)
             raise Redaction(secrets).redact_error(provider_error) from None
+
+    def translate_tools(self, model: str, tools: Iterable[ToolSpec]) -> WireTools:
+        """The tools of a request as the models of all vendors take them, and those that none can take."""
+        return translate_tools(get_rules(_PYDANTIC_AI, model), tools)
 
     async def aclose(self) -> None:
         """Close the connections that the models have opened themselves; the next call opens new ones."""
@@ -171,12 +177,12 @@ def _build_request_parameters(request: ModelRequest) -> ModelRequestParameters:
     return ModelRequestParameters(
         function_tools=[
             ToolDefinition(
-                name=spec.name,
-                description=spec.description,
-                parameters_json_schema=json.loads(encode_json(dict(spec.parameters))),
+                name=tool.name,
+                description=tool.description,
+                parameters_json_schema=json.loads(encode_json(tool.parameters)),
                 strict=False,  # else some models get another schema than ours
             )
-            for spec in request.tools
+            for tool in translate_tools(get_rules(_PYDANTIC_AI, request.model), request.tools).offered
         ]
     )
 

@@ -87,8 +87,8 @@ class ModelCall(Attempt):
     emit: Callable[[StreamEvent], None] = _ignore
     """Called with every stream event of the model."""
     left_out: list[str] = field(default_factory=list)
-    """Names of client tools that are not offered, because the agent has tools of these names; set by the iteration
-    stage."""
+    """Names of tools that are not offered: client tools whose names the agent's tools have, tools that a toolset has
+    wrong, and tools that the model's API would refuse."""
     report_messages: Callable[[Sequence[Message]], None] = _ignore
     """Called with the users' messages as hooks have left them, before the model is called."""
 

@@ -18,6 +18,7 @@ from ..hooks import Hook, HookSet, validate_hooks
 from ..hooks.hook import TOOL_HOOK_EVENTS
 from ..types.interface import FINISH_TOOL
 from ..types.messages import NAME_PATTERN, clean_text
+from ..types.plain_json import find_json_flaw
 from ..types.tool_calls import PinnedTool
 from .approvals import Approval, takes_call_and_context
 from .context import (
@@ -368,9 +369,58 @@ def pin_tool(toolset: Toolset, listed: Any) -> PinnedTool:
         raise DefinitionError(fault, hint=hint) from None
 
 
+def pin_tools(toolset: Toolset, listed: Sequence[Any]) -> tuple[list[tuple[PinnedTool, Any]], dict[str, str]]:
+    """Build the entries for a toolset's list, each with what was listed; and, by name, why tools are left out: one bad
+    tool of a server does not make the others useless.
+
+    Of tools whose names are equal as models can call them, one keeps the name and the others get a suffix; which one
+    does not depend on the order. Raises ``DefinitionError`` as :func:`pin_tool`.
+    """
+    pinned: dict[str, tuple[PinnedTool, Any]] = {}
+    left_out: dict[str, str] = {}
+    for one in listed:
+        spec = one.spec if isinstance(one, Tool) else one
+        name = getattr(spec, "name", None)
+        if isinstance(name, str) and name in pinned:
+            left_out[name] = "the toolset lists another tool of this name"
+        elif isinstance(spec, ports.ToolSpec) and (flaw := _find_listed_flaw(spec)) is not None:
+            left_out[str(name)] = flaw
+        else:
+            pinned[str(name)] = pin_tool(toolset, one), one
+    taken: set[str] = set()
+    names: dict[str, str] = {}
+    for row, _ in sorted(pinned.values(), key=lambda entry: (is_renamed(toolset, entry[0]), entry[0].tool)):
+        name = row.name
+        while name in taken:
+            name = suffix_tool_name(row.name, row.tool + name[len(row.name) :])
+        names[row.tool] = name
+        taken.add(name)
+    rows = [(row.model_copy(update={"name": names[row.tool]}), one) for row, one in pinned.values()]
+    return rows, left_out
+
+
+def _find_listed_flaw(spec: ToolSpec) -> str | None:
+    """Find what a server may have wrong in a tool that is otherwise one."""
+    if spec.name == "":
+        return "it has no name"
+    if isinstance(spec.parameters, Mapping) and (flaw := find_json_flaw(spec.parameters)) is not None:
+        return f"its schema cannot be recorded: {flaw}"
+    return None
+
+
+def is_renamed(toolset: Toolset, row: PinnedTool) -> bool:
+    """Whether models call the tool by another name than the toolset's prefix and its own name."""
+    return row.name != toolset.prefix + row.tool
+
+
 def sanitise_tool_name(name: str) -> str:
     """Convert ``name`` to a name of at most 64 letters, digits, ``_`` and ``-``, which all models accept."""
     return re.sub(r"[^a-zA-Z0-9_-]", "_", name)[:64]
+
+
+def suffix_tool_name(name: str, own: str) -> str:
+    """Add a digest of the ``own`` name to a ``name`` that another tool has, too: the same in each run."""
+    return f"{name[:57]}_{hashlib.sha256(own.encode(errors='replace')).hexdigest()[:6]}"
 
 
 # ---

@@ -166,7 +166,8 @@ class ModelStarted(EventBase):
     model: str = ""
     """``"<provider>:<model>"``."""
     left_out: tuple[str, ...] = Field(default=(), exclude_if=operator.not_)
-    """Names of client tools of the turn that are not offered: the agent has tools of these names."""
+    """Names of tools that the model is not offered: client tools whose names the agent's tools have, tools that
+    a toolset has wrong, and tools that the model's API would refuse; the worker's log has the reasons."""
 
 
 class ModelDelta(EventBase):

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from tests.servers.http import Request
+from tests.servers.tool_schemas import find_flaws
 from tests.servers.wire import (
     CORRUPT,
     MISLABELLED,
@@ -255,8 +256,8 @@ def _tools(tools: Any) -> None:
         schema = tool.get("input_schema")
         check(isinstance(schema, dict), f"{where}.custom.input_schema: Field required")
         check(schema.get("type") == "object", f"{where}.custom.input_schema.type: Input should be 'object'")
-        for key in ("oneOf", "allOf", "anyOf"):
-            check(key not in schema, f"{where}.custom.input_schema: {key} is not supported at the top level")
+        for flaw in find_flaws("anthropic", schema):
+            check(False, f"{where}.custom.input_schema: {flaw}")
 
 
 def _choice(request: dict[str, Any], thinking: str) -> None:

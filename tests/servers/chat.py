@@ -9,6 +9,7 @@ from collections.abc import Container, Iterator, Mapping
 from typing import Any
 
 from tests.servers.http import Request
+from tests.servers.tool_schemas import find_flaws
 from tests.servers.wire import (
     CORRUPT,
     MISLABELLED,
@@ -211,6 +212,8 @@ def check_tools(functions: list[dict[str, Any]], *, strict: bool = False) -> lis
         said = f"Invalid schema for function '{name}':"
         if "parameters" in function:
             _check_schema(said, function["parameters"], top=True, strict=strict if given is None else given)
+            for flaw in find_flaws("openai", function["parameters"]):
+                check(False, f"{said} {flaw}", f"{where}.parameters", code="invalid_function_parameters")
         names.append(str(name))
     return names
 
@@ -224,7 +227,8 @@ def _check_schema(said: str, schema: Any, *, top: bool = False, strict: bool, de
         check(kind == "object", f"{said} must be of 'type: \"object\"', got '{kind}'.", "tools")
         combined = words("anyOf oneOf allOf enum not") & set(schema)
         check(not combined, f"{said} must not have {sorted(combined)} at the top level.", "tools")
-        defined = {f"#/$defs/{key}" for key in schema.get("$defs", {})}
+        keywords = ("$defs", "definitions")
+        defined = {"#", *(f"#/{keyword}/{key}" for keyword in keywords for key in schema.get(keyword, {}))}
     kinds = kind if isinstance(kind, list) else [kind] if "type" in schema else []
     check(all(one in _TYPES for one in kinds), f"{said} {kind!r} is not valid under any of the given schemas.", "tools")
     if "array" in kinds:

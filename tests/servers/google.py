@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from tests.servers.http import Request
+from tests.servers.tool_schemas import find_flaws
 from tests.servers.wire import (
     CORRUPT,
     MISLABELLED,
@@ -208,6 +209,8 @@ def _tools(request: dict[str, Any]) -> list[str]:
                 schema = declaration["parametersJsonSchema"]
                 check(schema.get("type") == "object", f"{name}: parameters schema should be of type OBJECT.")
                 check_schema(schema, f"{name}.parameters", schema.get("$defs", {}))
+                for flaw in find_flaws("google", schema):
+                    check(False, f"* {name}.parameters: {flaw}")
             names.append(name)
     return names
 

@@ -32,7 +32,8 @@ def with_call(**fields: Any) -> dict[str, Any]:
 
 
 def tool(name: str = "f", **parameters: Any) -> dict[str, Any]:
-    return {"type": "function", "function": {"name": name, "parameters": parameters or {"type": "object"}}}
+    parameters = parameters or {"type": "object", "properties": {}}
+    return {"type": "function", "function": {"name": name, "parameters": parameters}}
 
 
 def user(*content: Any) -> dict[str, Any]:
@@ -131,7 +132,7 @@ def output(call_id: str = "c1", output: Any = "x") -> dict[str, Any]:
 
 
 def function(name: str = "f", strict: bool | None = False, **parameters: Any) -> dict[str, Any]:
-    made = {"type": "function", "name": name, "parameters": parameters or {"type": "object"}}
+    made = {"type": "function", "name": name, "parameters": parameters or {"type": "object", "properties": {}}}
     return made if strict is None else made | {"strict": strict}
 
 

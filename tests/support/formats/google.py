@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from perdure.providers import google_request
 from perdure.providers.history import decode_messages
+from perdure.providers.tool_schemas import GOOGLE, encode_name
 from perdure.types.messages import (
     FilePart,
     Message,
@@ -42,9 +43,9 @@ def _parts(message: Message) -> Iterator[Part]:
                 unknown = odd(part, "image/", "application/pdf")
                 yield as_text(part) if unknown else part.model_copy(update={"name": None})
             case ToolCallPart():
-                yield mapped(part, part.id, part.name, OWN.origin)
+                yield mapped(part, part.id, encode_name(GOOGLE, part.name), OWN.origin)
             case ToolResultPart():
-                yield part
+                yield part.model_copy(update={"name": encode_name(GOOGLE, part.name)})
             case ThinkingPart() | OpaquePart() if is_kept(part, OWN.origin):
                 yield part
 

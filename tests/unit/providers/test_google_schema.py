@@ -8,7 +8,9 @@ from typing import Annotated, Any, Literal
 import pytest
 from pydantic import BaseModel, Field
 
-from perdure.providers.google_request import translate_schema
+from perdure.ports import ToolSpec
+from perdure.providers.google_request import encode_tool
+from perdure.providers.tool_schemas import GOOGLE, translate_tool
 from tests.servers.google import check_schema
 
 
@@ -39,6 +41,12 @@ class Everything(BaseModel):
     site: str = Field(json_schema_extra={"format": "uri"})
     top: Annotated[Tree | Leaf, Field(discriminator="kind")]
     anything: Any
+
+
+def translate_schema(schema: dict[str, Any]) -> dict[str, Any] | None:
+    declaration = encode_tool(translate_tool(GOOGLE, ToolSpec("it", "It.", schema)))
+    translated: dict[str, Any] | None = declaration.get("parametersJsonSchema")
+    return translated
 
 
 def judged(schema: dict[str, Any]) -> dict[str, Any]:
