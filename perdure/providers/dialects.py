@@ -133,7 +133,7 @@ DIALECTS = (
 )
 """An entry for each family and format; ``compatible`` is every other server.
 
-Sources: the vendors' references of November 2026, and what their users reported: stream_options
+Sources: public issue threads and public code, not the vendors' references: stream_options
 (openai/openai-agents-python#442, anomalyco/opencode#4698), forced tools (XiaomiMiMo/MiMo-Code#2068,
 cloudwego/eino#994), ids (langchain-ai/langchain#24668), thinking that must come back (earendil-works/pi#3636,
 NousResearch/hermes-agent#16748), replies without a finish reason (earendil-works/pi#8460).
