@@ -23,9 +23,9 @@ from perdure.errors import (
     SettingsError,
     TruncatedStreamError,
 )
-from perdure.ports import Completed, ModelRequest
+from perdure.ports import Completed, ModelRequest, ToolSpec
 from perdure.providers import Anthropic, OpenAIChat, OpenAIResponses
-from perdure.types.messages import Message, ThinkingPart
+from perdure.types.messages import Message, ThinkingPart, ToolCallPart
 from tests.servers.http import Answer, HttpServer, Request
 from tests.support.engine import Engine
 
@@ -123,7 +123,8 @@ async def answer(engine: Engine, agent: Agent[Any, Any], times: int = 1) -> str:
 
 
 async def complete(provider: Any, *said: Message, **more: Any) -> Completed:
-    *_, last = [event async for event in provider.stream(ModelRequest("m", [*said] or [Message.user("hi")], **more))]
+    request = ModelRequest(**{"model": "m", "messages": [*said] or [Message.user("hi")], **more})
+    *_, last = [event async for event in provider.stream(request)]
     assert isinstance(last, Completed)
     return last
 
@@ -470,3 +471,60 @@ async def test_thinking_that_a_model_cannot_read_is_dropped_for_this_conversatio
         new = signed.model_copy(update={"opaque": {"signature": "new"}})
         assert (await complete(provider, said[0], Message(role="assistant", parts=(new,)), said[2])).requests == 1
         assert "new" in json.dumps(server.bodies[-1])
+
+
+# ---
+# Tools that are translated, at servers that differ.
+
+FIND = ToolSpec("find", "Find.", {"properties": {"filter[id]": {"type": "string"}}})
+WANTED = [("find", {"filter[id]": "1"}, None)]
+
+
+def list_calls(completed: Completed) -> list[tuple[str, dict[str, Any], str | None]]:
+    calls = (part for part in completed.parts if isinstance(part, ToolCallPart))
+    return [(part.name, part.arguments, part.malformed) for part in calls]
+
+
+async def test_translated_arguments_come_back_by_their_own_names_past_refusals_and_odd_streams() -> None:
+    """``stream_options`` is refused, the name is in every piece, and nothing but ``[DONE]`` ends the reply."""
+
+    def rule(body: Body) -> Any:
+        if "stream_options" in body:
+            return refusal("Extra inputs are not permitted, field: 'stream_options'")
+        (wire_name,) = body["tools"][0]["function"]["parameters"]["properties"]
+        assert wire_name != "filter[id]"
+        pieces = [call("c1", "find", text) for text in ("{}", f'{{"{wire_name}"', ': "1"}', "")]
+        return [{"choices": [{"index": 0, "delta": {"tool_calls": [piece]}}]} for piece in pieces]
+
+    async with serve(rule) as server:
+        provider = server.chat(done_ends_reply=True)
+        completed = await complete(provider, model="anthropic/claude-sonnet-4.6", tools=[FIND])
+    assert list_calls(completed) == WANTED
+    assert completed.requests == 2
+    assert completed.finish_reason == "tool_calls"
+
+
+async def test_a_cut_call_of_a_translated_tool_stays_cut() -> None:
+    def rule(body: Body) -> Any:
+        (wire_name,) = body["tools"][0]["function"]["parameters"]["properties"]
+        return chat(calls=[call("c1", "find", f'{{"{wire_name}": "lo')], reason="length")
+
+    async with serve(rule) as server:
+        completed = await complete(server.chat(), model="anthropic/claude-sonnet-4.6", tools=[FIND])
+    ((name, arguments, malformed),) = list_calls(completed)
+    assert (name, arguments) == ("find", {})
+    assert malformed is not None
+    assert malformed.endswith('"lo')
+
+
+async def test_translated_arguments_come_back_from_a_claude_that_refused_cache_marks() -> None:
+    def rule(body: Body) -> Any:
+        if "cache_control" in json.dumps(body):
+            return refusal("cache_control: Extra inputs are not permitted")
+        (wire_name,) = body["tools"][0]["input_schema"]["properties"]
+        return messages({"type": "tool_use", "id": "t1", "name": "find", "input": {wire_name: "1"}}, stop="tool_use")
+
+    async with serve(rule) as server:
+        completed = await complete(server.claude(), system="Be brief.", tools=[FIND])
+    assert list_calls(completed) == WANTED
+    assert completed.requests == 2
