@@ -244,6 +244,7 @@ async def test_each_kill_and_each_stop(engine: Engine, where: str) -> None:
 # --- what costs no further activity
 
 
+@pytest.mark.slow
 async def test_a_stop_that_the_activity_answers_itself_costs_no_further_activity(engine: Engine) -> None:
     async with AsyncExitStack() as stack:
         model, shop = Model(held=True), await stack.enter_async_context(Shop("1"))
@@ -264,6 +265,7 @@ async def _start(engine: Engine, settings: dict[str, str]) -> Run:
 # --- a worker that was only taken for lost
 
 
+@pytest.mark.slow
 async def test_a_worker_that_wakes_up_after_the_run_went_on_begins_nothing(engine: Engine) -> None:
     """It stood still while the model replied: its reply comes too late to be recorded, and with it the payments."""
     async with AsyncExitStack() as stack:

@@ -227,6 +227,8 @@ async def test_who_may_approve_is_said_in_words(engine: Engine) -> None:
             page = await browser.open(f"/inbox/{run.id}/{call_id}")
             assert says in page.text
             assert hides not in page.text
+            may_change = any("arg.amount" in dict(form.fields) for form in page.forms)
+            assert may_change == (run is plain), "who changes the arguments is one of those who asked"
 
 
 async def test_what_led_to_a_call_in_its_row(engine: Engine) -> None:
