@@ -2,8 +2,8 @@
 
 Servers that speak one vendor's format send the words of another, so the words of all of them stand together, in lower
 case. A word that is not here ends a reply that broke: a text that may be half is no answer, and a call that may be half
-does not run. Sources: the SDKs' own types (openai, anthropic, google-genai), pydantic-ai's maps, the documentation of
-OpenRouter, Zhipu, DeepSeek, Cohere, Mistral, Text Generation Inference, vLLM and SGLang.
+does not run. Sources: the SDKs' own types (openai, anthropic, google-genai) and pydantic-ai's maps, which tests compare
+with it; the other words are of public code and issue threads, and not checked against their servers.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ _WORDS: Sequence[tuple[Ending, str]] = (
     (_STOP, "stop end_turn stop_sequence complete completed eos eos_token end end_of_turn"),
     (_CALLS, "tool_calls tool_call tool_use function_call"),
     (_CUT, "length max_tokens max_output_tokens max_completion_tokens model_length continuation error_limit"),
+    (_CUT, "incomplete"),  # a response without its reason, which is one of these or a filter
     (_CUT, "model_context_window_exceeded context_window_exceeded max_context_length token_limit"),
     (_FILTERED, "content_filter content_filtered guardrail_intervened sensitive error_toxic safety recitation"),
     (_FILTERED, "language blocklist prohibited_content spii image_safety image_prohibited_content image_recitation"),
@@ -51,7 +52,7 @@ _WORDS: Sequence[tuple[Ending, str]] = (
     (_SLIP, "malformed_function_call unexpected_tool_call malformed_response malformed_tool_call malformed_tool_use"),
     (_SLIP, "malformed_model_output invalid_tool_call tool_use_failed too_many_tool_calls"),
     (_BROKEN, "error network_error server_error internal_error upstream_error insufficient_system_resource"),
-    (_BROKEN, "abort aborted cancel cancelled canceled user_cancel timeout timed_out failed incomplete other unknown"),
+    (_BROKEN, "abort aborted cancel cancelled canceled user_cancel timeout timed_out failed other unknown"),
     (_BROKEN, "in_progress queued max_messages steered finish_reason_unspecified image_other no_image"),
     # Requests that would fail again.
     (Ending("broken", error=BadRequestError), "missing_thought_signature"),

@@ -17,10 +17,11 @@ from perdure.providers.finish_reasons import ENDINGS, read_ending, require_reply
 
 KINDS = {
     "complete": "stop end_turn stop_sequence STOP COMPLETE eos_token tool_calls tool_use function_call pause_turn",
-    "cut": "length max_tokens MAX_TOKENS max_output_tokens model_length model_context_window_exceeded CONTINUATION",
+    "cut": "length max_tokens MAX_TOKENS max_output_tokens model_length model_context_window_exceeded CONTINUATION"
+    " incomplete",
     "refused": "content_filter SAFETY RECITATION refusal guardrail_intervened sensitive ERROR_TOXIC",
     "slip": "MALFORMED_FUNCTION_CALL UNEXPECTED_TOOL_CALL malformed_tool_use tool_use_failed",
-    "broken": "error ERROR network_error insufficient_system_resource abort OTHER NO_IMAGE incomplete failed cancelled"
+    "broken": "error ERROR network_error insufficient_system_resource abort OTHER NO_IMAGE failed cancelled"
     " FINISH_REASON_UNSPECIFIED something_new",
 }
 
