@@ -14,7 +14,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from dataclasses import asdict
 from typing import Any, Protocol
 
 from pydantic import ValidationError
@@ -137,7 +136,10 @@ def hash_request(agent: Agent, request: ModelRequest) -> str:
     parts: dict[str, Any] = {
         "models": [str(one) for one in agent.chain],
         "system": request.system,
-        "tools": [asdict(one) for one in request.tools],
+        # Not what a provider has made of them meanwhile.
+        "tools": [
+            {"name": one.name, "description": one.description, "parameters": one.parameters} for one in request.tools
+        ],
         "choice": request.tool_choice,
         "settings": request.settings,
         "options": request.provider_options,
