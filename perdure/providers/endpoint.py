@@ -127,8 +127,8 @@ def build_missing_sdk_error(extra: str, name: str | None = None) -> RuntimeSetup
 
 
 def _import_price_list() -> None:
-    """Import what prices the replies, which happens on the event loop."""
-    with suppress(ImportError):
+    """Import what prices the replies, which happens on the event loop. Without it they have no price."""
+    with suppress(Exception):
         import genai_prices  # noqa: F401
 
 

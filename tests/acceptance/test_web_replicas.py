@@ -188,7 +188,7 @@ async def test_a_decision_outlives_who_was_to_send_it(engine: Engine, survivor: 
         assert faults.sql(engine.store_path, "SELECT count(*) FROM decisions WHERE answer IS NULL") == [(1,)]
         assert engine.ledger.counts("pay") == {}
         if survivor == "replica":
-            await replicas.start()  # it sends what is due; the worker that comes then answers
+            await replicas.start()  # it and the worker may both send it
         await engine.process("approving")
         await run.turn().result()
     assert engine.ledger.counts("pay") == {"ada": 1}

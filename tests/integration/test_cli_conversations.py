@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from perdure import Agent, tool
-from perdure.errors import AuthenticationError
+from perdure.errors import AuthenticationError, TranscriptCorruptedError
 from perdure.ports import ModelRequest
-from perdure.testing import ScriptedProvider, call
+from perdure.testing import ScriptedProvider, call, fail
 from tests.support.checks import users
 from tests.support.commands import Commands
 from tests.support.engine import Engine
@@ -157,6 +157,21 @@ async def test_a_failed_turn_in_a_pipe_ends_with_1_and_the_next_is_answered(engi
         lines = (await cli("chat", "talker", "--id", "chat", "-o", "jsonl", stdin="fail\nHello\n")).out.splitlines()
         assert '"type": "AuthenticationError"' in lines[0]
         assert "\"content\": \"4: 'fail' | 'Hello'\"" in lines[1]
+
+
+async def test_a_chat_in_a_pipe_that_pauses_at_a_failure_ends_with_what_it_had(engine: Engine, cli: Commands) -> None:
+    """Nobody is there to resume it: a script would wait for ever."""
+    replies = ["First.", fail(TranscriptCorruptedError("a node is missing"))]
+    async with engine.served(Agent("frail", ScriptedProvider(replies))) as client:
+        name = f"frail-{engine.task_queue}"
+        done = await cli("chat", "frail", "--id", name, "-o", "json", stdin="one\ntwo\nthree\n")
+        first, second = done.json
+        assert (done.code, first["content"], second["error"]["type"]) == (1, "First.", "RunStuckError")
+        assert "is paused: TranscriptCorruptedError: a node is missing" in done.err
+        assert f"perdure resume {name}" in done.err
+        assert users(await client.run(name).transcript()) == ["one"], "the third line was not sent"
+        assert (await client.run(name).status()).queued == 1
+        await client.run(name).terminate()
 
 
 async def test_completion_knows_runs_and_agents(engine: Engine, cli: Commands, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -109,6 +109,7 @@ cli.main()
 @pytest.mark.server
 async def test_a_request_that_blocks_a_replica_is_logged_with_its_stack(engine: Engine) -> None:
     env = {**os.environ, "TEMPORAL_ADDRESS": engine.address, "PERDURE_STORE_URL": str(engine.store_url)}
+    env["PERDURE_HOME"] = str(engine.folder / "home")
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-c", SLOW_SERVICE), env=env, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
     )

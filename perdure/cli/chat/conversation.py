@@ -34,21 +34,19 @@ if TYPE_CHECKING:
 async def run_piped_chat(session: ChatSession, first: str | None, output: OutputOptions) -> int:
     """Send ``first`` (``-``: all of stdin, as one message), then each line, and return the exit code.
 
-    A turn that fails is reported, and the next line is sent; the exit code is then 1. Raises ``RunStuckError`` if the
-    conversation pauses at a failure.
+    A turn that fails is reported, and the next line is sent; the exit code is then 1. If the conversation cannot go on
+    by itself, no further line is sent.
     """
-    code = 0
+    code, is_stuck = 0, False
     results: list[dict[str, Any]] = []
     print_line(f"conversation {session.run.id}", error=True)
     async for text in _read_chat_messages(first):
         turn, _ = await session.send_message(text)
         try:
             response = await _wait_for_chat_answer(session, turn)
-        except RunStuckError:
-            raise
         except PerdureError as error:
             print_error(error)
-            code = 1
+            code, is_stuck = 1, isinstance(error, RunStuckError)
             failure = {"type": type(error).__name__, "message": error.message}
             results.append({"task_id": turn.task_id, "error": failure})
         else:
@@ -57,6 +55,8 @@ async def run_piped_chat(session: ChatSession, first: str | None, output: Output
             results.append(response.model_dump(mode="json", exclude={"messages"}))
         if output.format == "jsonl":
             output.print_json(results.pop())
+        if is_stuck:
+            break
     if output.format == "json":
         output.print_json(results)
     return code
