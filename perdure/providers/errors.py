@@ -24,6 +24,7 @@ from ..errors import (
     ContentFilterError,
     ContextLengthError,
     MalformedReplyError,
+    ModelSlipError,
     ModelNotFoundError,
     OverloadedError,
     PermissionDeniedError,
@@ -316,7 +317,7 @@ def _classify_status(
     if status == 429 and ((_QUOTA_TEXT.search(text) and not may_wait) or _ZERO_QUOTA_TEXT.search(text)):
         return PermissionDeniedError, _PAY_HINT
     if is_model_slip(status, text):
-        return MalformedReplyError, None  # the request is right: another attempt often succeeds
+        return ModelSlipError, None  # the request is right: another attempt often succeeds
     if is_too_long(status, text):
         return ContextLengthError, None
     if status in REFUSING_STATUSES and _CONTENT_FILTER_TEXT.search(text):

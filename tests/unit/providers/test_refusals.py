@@ -104,9 +104,9 @@ SLIPS = {
 def test_a_slip_of_the_model_is_worth_another_attempt(name: str) -> None:
     for status in (400, 422, 500):
         error = build_status_error(status, SLIPS[name], {}, "api.test")
-        assert type(error) is errors.MalformedReplyError
+        assert type(error) is errors.ModelSlipError
         assert error.retryable
-    assert type(build_stream_error(SLIPS[name], "", "api.test")) is errors.MalformedReplyError
+    assert type(build_stream_error(SLIPS[name], "", "api.test")) is errors.ModelSlipError
 
 
 def test_the_error_says_what_the_model_wrote() -> None:
