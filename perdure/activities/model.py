@@ -71,6 +71,7 @@ class ModelActivity:
             finish_reason=completed.finish_reason,
             usage=completed.usage,
             cost_usd=cost,
+            request_id=clean_text(completed.request_id)[:200] if completed.request_id else None,
             withheld=withheld,
         )
         if any(part.type == "tool_result" for part in message.parts):

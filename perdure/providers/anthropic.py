@@ -6,7 +6,6 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import replace
 from importlib import import_module
 from typing import Any
 
@@ -107,13 +106,13 @@ class Anthropic(SDKEndpoint):
             for _ in range(_MAX_RESUMES):
                 response, _ = await self._post_conceding(call, request, send)
                 async with aclosing(response):
-                    call.reply_started = True
+                    call.begin_reply(response.headers.items())
                     async for item in self._read_stream(response):
                         for event in reply.feed(item):
                             yield event
                 if not reply.is_paused:
                     break
-            completed = replace(reply.complete(), requests=call.requests)
+            completed = call.finish(reply.complete())
             yield self.translate_tools(request.model, request.tools).restore(completed)
 
     def _create_client(self, key: str) -> Any:

@@ -24,8 +24,8 @@ from ..errors import (
     ContentFilterError,
     ContextLengthError,
     MalformedReplyError,
-    ModelSlipError,
     ModelNotFoundError,
+    ModelSlipError,
     OverloadedError,
     PermissionDeniedError,
     ProviderConnectionError,
@@ -43,7 +43,7 @@ from .refusals import (
     list_upstream_texts,
     read_error_message,
 )
-from .reply import read_array, read_object
+from .reply import find_request_id, read_array, read_object
 
 # ---
 # How long an API asks us to wait, in any of its headers.
@@ -214,6 +214,8 @@ def build_status_error(
     message = truncate_api_text(message)
     text = f"{endpoint} {'broke off the reply with an error' if in_stream else f'answered {status}'}"
     text += (f" ({labels})" if labels else "") + (f": {message}" if message else "")
+    if (request_id := find_request_id(headers)) is not None and request_id not in text:
+        text += f" (request {request_id})"
     if not cls.retryable:
         wait = None
     elif wait is None:

@@ -182,8 +182,9 @@ class Google(Endpoint[GoogleConnection]):
             tools = self.translate_tools(request.model, request.tools)
             first = call.body = encode_request(request, origin=self.origin)
             while True:
+                call.requests += 1
                 answer = await call.client.post_request(request.model, call.body)
-                call.reply_started = True
+                call.begin_reply(answer.headers.items())
                 async with aclosing(call.client.read_stream(answer, self.host)) as items:
                     async for chunk in items:
                         for event in reply.feed(chunk):
@@ -193,7 +194,7 @@ class Google(Endpoint[GoogleConnection]):
                 if token is None:
                     break
                 call.body = encode_continuation(first, token)
-            yield tools.restore(reply.complete())
+            yield tools.restore(call.finish(reply.complete()))
 
     def _create_client(self, key: str) -> GoogleConnection:
         base_url, version = self.base_url, os.environ.get("GOOGLE_GENAI_API_VERSION", "").strip()

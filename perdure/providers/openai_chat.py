@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import aclosing
-from dataclasses import replace
 from typing import Any
 
 from ..errors import SettingsError
@@ -294,11 +293,11 @@ class OpenAIChat(OpenAIEndpoint):
             signer = find_signer(request.model)
             reply = ChatReply(self.host, origin, self.key_name, signer=signer, dialect=dialect)
             async with aclosing(response):
-                call.reply_started = True
+                call.begin_reply(response.headers.items())
                 async for chunk in self._read_stream(response, reply.mark_done):
                     for event in reply.feed(chunk):
                         yield event
             for event in reply.flush():
                 yield event
-            completed = replace(reply.complete(), requests=call.requests)
+            completed = call.finish(reply.complete())
             yield self.translate_tools(request.model, request.tools).restore(completed)

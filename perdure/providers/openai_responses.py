@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import aclosing
-from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -305,7 +304,7 @@ class OpenAIResponses(OpenAIEndpoint):
         async with self._open_call(request) as call:
             reply = ResponsesReply(self.host, self.origin, self.key_name, model=request.model)
             async with aclosing(await self._request_reply(call, request)) as response:
-                call.reply_started = True
+                call.begin_reply(response.headers.items())
                 events = self._read_stream(response)
                 async for event in events:
                     for delta in reply.feed(event):
@@ -313,7 +312,7 @@ class OpenAIResponses(OpenAIEndpoint):
                     if reply.is_ended:
                         await drain_stream(events, _STREAM_END_TIMEOUT)
                         break
-            completed = replace(reply.complete(), requests=call.requests)
+            completed = call.finish(reply.complete())
             yield self.translate_tools(request.model, request.tools).restore(completed)
 
     async def _request_reply(self, call: EndpointCall[Any], request: ModelRequest) -> Any:

@@ -238,6 +238,8 @@ class Message(Data):
     cost_usd: float | None = None
     replaces: Replaced | None = None
     """For the first message of a rewritten conversation: the conversation before."""
+    request_id: str | None = Field(default=None, exclude_if=operator.not_)
+    """For a reply: the id of the request at the model's API, which its support asks for; None where it has none."""
     withheld: tuple[Withheld, ...] = ()
     """For a reply: all earlier content that the model was not given, because its API had refused it."""
 

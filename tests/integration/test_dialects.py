@@ -541,3 +541,13 @@ async def test_translated_arguments_come_back_from_a_claude_that_refused_cache_m
         completed = await complete(server.claude(), system="Be brief.", tools=[FIND])
     assert list_calls(completed) == WANTED
     assert completed.requests == 2
+
+
+async def test_the_id_of_a_request_stays_with_its_reply(engine: Engine) -> None:
+    whole = {"choices": [{"message": {"role": "assistant", "content": "Clear."}, "finish_reason": "stop"}]}
+    async with serve(lambda _: (200, whole, {"x-request-id": "req_9"})) as server:
+        agent = Agent("a", server.chat())
+        async with engine.served(agent) as client:
+            run = await client.start(agent, "Rome?")
+            await run.result()
+            assert [message.request_id for message in await run.transcript()] == [None, "req_9"]
