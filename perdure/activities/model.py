@@ -92,12 +92,13 @@ class ModelActivity:
         texts = call.input.purpose != "compact"  # the summary prompt is not in the conversation
         withholder = ContentWithholder(request.messages, known, resend=call.input.resend, texts=texts)
         refused: ProviderError | None = None
-        self._add_left_out(call, request)
+        provider = self._provider(agent)
+        _add_left_out(provider, call, request)
         call.report_model(agent.model)
         while True:
             call.request = replace(request, messages=withholder.messages)
             try:
-                return await self._read_stream(agent, call, call.request), withholder.withheld
+                return await self._read_stream(provider, call, call.request), withholder.withheld
             except ProviderError as error:
                 refused = refused or error
                 if not withholder.withhold(error):
@@ -129,16 +130,10 @@ class ModelActivity:
         told = Message(role="user", parts=(TextPart(text=text),))
         return replace(request, messages=(*request.messages, told))
 
-    def _add_left_out(self, call: RequestCall, request: ModelRequest) -> None:
-        """Add the tools that the model's provider will leave out of the request to those that are reported."""
-        find_left_out = getattr(self._provider(call.agent), "find_left_out", None)
-        names = find_left_out(request) if find_left_out is not None and request.tools else ()
-        call.left_out += [name for name in names if name not in call.left_out]
-
-    async def _read_stream(self, agent: Agent, call: RequestCall, request: ModelRequest) -> Completed:
+    async def _read_stream(self, provider: Provider, call: RequestCall, request: ModelRequest) -> Completed:
         """Read the stream to its end. Raises ``TruncatedStreamError`` for a stream without ``Completed``."""
         ids = call.renew_call_ids()
-        events = self._provider(agent).stream(request)
+        events = provider.stream(request)
         last: StreamEvent | None = None
         try:
             async for event in events:
@@ -157,8 +152,15 @@ class ModelActivity:
             if close is not None:
                 await close()
         if not isinstance(last, Completed):
-            raise TruncatedStreamError(f"the stream of {agent.model} ended before its reply was complete")
+            raise TruncatedStreamError(f"the stream of {call.agent.model} ended before its reply was complete")
         return last
+
+
+def _add_left_out(provider: Provider, call: RequestCall, request: ModelRequest) -> None:
+    """Add the tools that ``provider`` will leave out of the request to those that are reported."""
+    find_left_out = getattr(provider, "find_left_out", None)
+    names = find_left_out(request) if find_left_out is not None and request.tools else ()
+    call.left_out += [name for name in names if name not in call.left_out]
 
 
 def _find_requested_model(agent: Agent, provider: str) -> str | None:
