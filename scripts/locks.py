@@ -68,7 +68,15 @@ def resolve(lock: Lock, output: Path, folder: Path, options: Sequence[str]) -> N
         constraints.write_text("".join(f"{name}=={version}\n" for name, version in pins if name != lock.without))
         within = ["-c", str(constraints)]
     # Locks name the extras of packages, as pip 23 refuses a package that is pinned without the extra that is asked for.
-    fixed = "--quiet --universal --no-strip-extras --python-version 3.11 --generate-hashes --no-emit-index-url".split()
+    fixed = [
+        "--quiet",
+        "--universal",
+        "--no-strip-extras",
+        "--python-version",
+        "3.11",
+        "--generate-hashes",
+        "--no-emit-index-url",
+    ]
     command = [find_uv(), "pip", "compile", *fixed, *lock.source, *within, "-o", str(output), *options]
     try:
         environment = {**os.environ, "UV_CUSTOM_COMPILE_COMMAND": "make lock"}
@@ -77,7 +85,9 @@ def resolve(lock: Lock, output: Path, folder: Path, options: Sequence[str]) -> N
         if lock.within:
             constraints.unlink()
     # That a version is of another lock is left out: it would name a file that is gone.
-    output.write_text(re.sub(rf"^ +#   -c \S*\.{lock.name}-constraints\.txt\n", "", output.read_text(), flags=re.M))
+    output.write_text(
+        re.sub(rf"^ +#   -c \S*\.{lock.name}-constraints\.txt\n", "", output.read_text(), flags=re.MULTILINE)
+    )
 
 
 def find_uv() -> str:
