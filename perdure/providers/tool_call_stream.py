@@ -23,9 +23,9 @@ from .reply import read_object, read_string
 Index = Literal["known", "new"]
 """``known``: a call has the piece's index. A piece without index belongs to the call with its id, else to the last one:
 ``known``, too."""
-Id = Literal["neither", "none", "same", "new"]
-"""The piece's id beside the call's: neither has one (absent, null and empty are the same), only the call has one, they
-are equal or only the piece has one, they differ."""
+Id = Literal["beside", "neither", "none", "same", "new"]
+"""The piece's id and the call's: neither has one (absent, null and empty are the same), ``beside`` if both are entries
+of one list; only the call has one; they are equal or only the piece has one; they differ."""
 Name = Literal["none", "same", "new"]
 """The piece's name beside the call's."""
 SoFar = Literal["nothing", "blank", "partial", "empty", "whole"]
@@ -60,7 +60,7 @@ class Rule:
 _CLOSED = "empty whole"
 RULES = (
     Rule("nothing", "", "", "", "", "begin", "the reply's first piece"),
-    Rule("", "rest", "known", "neither none same", "none same", "continue", "as every server sends its pieces"),
+    Rule("", "rest", "known", "beside neither none same", "none same", "continue", "as every server sends its pieces"),
     # An index that no call has. Whether it is a call again is seen when all its arguments are there.
     Rule("partial", "rest", "new", "", "none same", "continue", "an index for each piece: a rest begins no call"),
     Rule("", "", "new", "", "same new", "begin", "the next call"),
@@ -75,12 +75,12 @@ RULES = (
     Rule("partial", "", "", "", "", "continue", "its arguments; names and ids may be repeated or change"),
     # They are complete: nothing more belongs to them.
     Rule(_CLOSED, "blank", "", "", "none", "skip", "an empty last piece"),
-    Rule(_CLOSED, "blank", "", "neither none same", "same", "announce", "an empty last piece, or the next call"),
+    Rule(_CLOSED, "blank", "", "beside neither none same", "same", "announce", "an empty last piece, or the next call"),
     Rule(_CLOSED, "blank", "", "", "same new", "begin", "the next call, whose arguments follow"),
     Rule(_CLOSED, "equal", "", "", "", "skip", "the whole call again"),
     Rule(_CLOSED, "", "", "", "new", "begin", "the next call"),
     Rule(_CLOSED, "", "", "new", "same", "begin", "the next call of the same tool"),
-    Rule("empty", "object", "", "neither", "same", "begin", "whole calls without ids"),
+    Rule("empty", "object", "", "beside", "same", "begin", "whole calls without ids, in one list"),
     Rule("empty", "start object", "", "", "", "replace", "an empty object in front of the arguments"),
     Rule("whole", "start object", "", "", "same", "begin", "the next call, by index and id the same"),
     Rule("whole", "start object", "", "new", "none", "begin", "the next call, which has no name"),
@@ -231,10 +231,10 @@ class ToolCallSlot:
         """Its arguments are an object, to which nothing more can belong."""
         return self.arguments.state in ("empty", "whole")
 
-    def compare_id(self, id: str) -> Id:
-        """The id of a piece beside the call's."""
+    def compare_id(self, id: str, chunk: int) -> Id:
+        """The id of a piece of that chunk and the call's."""
         if not id:
-            return "none" if self.id else "neither"
+            return "none" if self.id else "beside" if self.chunk == chunk else "neither"
         return "same" if not self.id or self.id == id or self.ids_vary else "new"
 
     def build_part(self, origin: str, *, cut: bool = False) -> ToolCallPart:
@@ -302,10 +302,10 @@ class ToolCallSlots:
         candidates = same_index or self._slots
         slot = next((slot for slot in reversed(candidates) if id and slot.id == id), candidates[-1])
         index: Index = "known" if same_index else "new"
-        if name and not text.strip() and slot.compare_id(id) != "new" and slot.arguments.state == "blank":
+        if name and not text.strip() and slot.compare_id(id, self._chunk) != "new" and slot.arguments.state == "blank":
             # A call without arguments once more: the name of one that is there is not the rest of another name.
             slot = next((each for each in same_index if each.name == name), slot)
-        id_relation = slot.compare_id(id)
+        id_relation = slot.compare_id(id, self._chunk)
         name_relation: Name = "same" if slot.announced else "none"
         if name:
             name_relation = "same" if name == slot.name else "new"
@@ -323,7 +323,7 @@ class ToolCallSlots:
             is_first = name_relation == "same" and so_far == "empty" and id in ("", slot.id) and wire_index is not None
             equal = self._find_equal(slot, same_index if is_first else self._slots, id, name, text)
             if equal is not None:
-                slot, kind, id_relation = equal, "equal", equal.compare_id(id)
+                slot, kind, id_relation = equal, "equal", equal.compare_id(id, self._chunk)
         return slot, find_rule(so_far, kind, index, id_relation, name_relation).act
 
     def _find_equal(
@@ -335,9 +335,7 @@ class ToolCallSlots:
         for slot in reversed(slots):
             if slot.arguments.canonical != canonical:
                 continue
-            relation = slot.compare_id(id)
-            is_beside = relation == "neither" and slot.chunk == self._chunk  # in one list
-            if relation != "new" and not is_beside:
+            if slot.compare_id(id, self._chunk) not in ("beside", "new"):
                 return slot
         return None
 
@@ -361,9 +359,8 @@ def _is_nothing(slot: ToolCallSlot) -> bool:
 
 def _is_repetition(slot: ToolCallSlot, earlier: ToolCallSlot) -> bool:
     """Whether ``slot`` is ``earlier`` once more: it began under an index of its own, but has no id of its own."""
-    relation = earlier.compare_id(slot.id)
-    is_beside = relation == "neither" and slot.chunk == earlier.chunk
-    if slot.name != earlier.name or relation == "new" or is_beside:
+    relation = earlier.compare_id(slot.id, slot.chunk)
+    if slot.name != earlier.name or relation in ("beside", "new"):
         return False
     if slot.arguments.state == "blank":
         return True
