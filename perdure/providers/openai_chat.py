@@ -141,7 +141,7 @@ class ChatReply(StreamedReply):
         self._annotations.extend(read_array(delta.get("annotations")))
         yield from self._feed_content(delta.get("content"))
         self._calls.begin_chunk()
-        for entry in read_array(delta.get("tool_calls")):
+        for entry in _list_call_entries(delta):
             if (added := self._calls.add(self._require_object(entry, "a tool call"))) is not None:
                 slot, arguments = added
                 yield ToolCallDelta(slot.index, slot.id, slot.name, clean_text(arguments))
@@ -207,6 +207,14 @@ class ChatReply(StreamedReply):
         if self._signer is not None:
             parts = [bind_opaque(part, self._signer) if _is_signed(part) else part for part in parts]
         return Completed(tuple(parts), finish, self._usage, self._model, origin=self._origin)
+
+
+def _list_call_entries(delta: Mapping[str, Any]) -> list[Any]:
+    """The pieces of calls in ``delta``: a list, the one call of servers that send no list, or ``function_call``, which
+    the API had before."""
+    calls, former = delta.get("tool_calls"), delta.get("function_call")
+    entries = [calls] if isinstance(calls, dict) else read_array(calls)
+    return [*entries, {"function": former}] if isinstance(former, dict) else entries
 
 
 def _is_signed(part: Part) -> bool:

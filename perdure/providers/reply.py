@@ -35,10 +35,12 @@ def read_count(values: Mapping[str, Any], key: str) -> int:
     return int(value) if isinstance(value, int | float) and 0 <= value < EXACT_INTEGERS else 0
 
 
-_KEPT_HEADERS = re.compile(
-    r"(?:.*-)?(?:request|trace|generation)-?id|.*rate-?limit.*|retry-after(?:-ms)?|.*processing-ms|cf-ray"
-    r"|.*(?:model-version|served-model|upstream|provider)(?:-name)?|.*cache-status"
+_KEPT_HEADERS = (
+    *("request-id", "requestid", "trace-id", "generation-id", "call-id", "cf-ray"),
+    *("ratelimit", "rate-limit", "retry-after", "processing-ms"),
+    *("model-version", "upstream", "served-by", "cache-status"),
 )
+"""Parts of the names of headers that are kept."""
 _MOST_HEADERS, _HEADER_CHARS = 64, 200
 _REQUEST_IDS = (
     *("request-id", "x-request-id", "apim-request-id", "x-amzn-requestid", "x-goog-request-id", "x-generation-id"),
@@ -52,7 +54,7 @@ def keep_headers(headers: Iterable[tuple[str, str]]) -> dict[str, str]:
     kept: dict[str, str] = {}
     for name, value in headers:
         name = name.lower()
-        if len(kept) < _MOST_HEADERS and len(name) <= _HEADER_CHARS and _KEPT_HEADERS.fullmatch(name):
+        if len(kept) < _MOST_HEADERS and len(name) <= _HEADER_CHARS and any(part in name for part in _KEPT_HEADERS):
             kept[name] = clean_text(value)[:_HEADER_CHARS]
     return kept
 

@@ -26,8 +26,8 @@ Index = Literal["known", "new"]
 Id = Literal["beside", "neither", "none", "same", "new"]
 """The piece's id and the call's: neither has one (absent, null and empty are the same), ``beside`` if both are entries
 of one list; only the call has one; they are equal or only the piece has one; they differ."""
-Name = Literal["none", "same", "new"]
-"""The piece's name beside the call's."""
+Name = Literal["none", "same", "new", "late"]
+"""The piece's name beside the call's; ``late`` if the call has none yet."""
 SoFar = Literal["nothing", "blank", "partial", "empty", "whole"]
 """The call's arguments so far: there is no call yet; no text; the beginning of an object; an object, ``null`` or ``[]``
 without content; an object with content."""
@@ -60,25 +60,26 @@ class Rule:
 _CLOSED = "empty whole"
 RULES = (
     Rule("nothing", "", "", "", "", "begin", "the reply's first piece"),
-    Rule("", "rest", "known", "beside neither none same", "none same", "continue", "as every server sends its pieces"),
+    Rule("", "rest", "known", "beside neither none same", "none same late", "continue", "as all servers do"),
     # An index that no call has. Whether it is a call again is seen when all its arguments are there.
     Rule("partial", "rest", "new", "", "none same", "continue", "an index for each piece: a rest begins no call"),
-    Rule("", "", "new", "", "same new", "begin", "the next call"),
+    Rule("", "", "new", "", "same new late", "begin", "the next call"),
     Rule("", "blank start object", "new", "new", "none", "begin", "the next call, whose name follows"),
     Rule("whole", "start object", "new", "", "none", "begin", "the next call, which has no name"),
     # The call has no arguments yet.
-    Rule("blank", "", "", "new", "same new", "begin", "the call before has no arguments"),
+    Rule("blank", "", "", "new", "same new late", "begin", "the call before has no arguments"),
     Rule("blank", "object equal", "", "", "new", "begin", "the call before has no arguments"),
     Rule("blank", "", "", "", "", "continue", "its arguments, or more of its name"),
     # Its arguments are not complete: nothing but a whole call with an id and a name of its own follows them.
-    Rule("partial", "object equal", "", "new", "new", "begin", "the call before was broken off"),
+    Rule("partial", "object equal", "", "new", "new late", "begin", "the call before was broken off"),
     Rule("partial", "", "", "", "", "continue", "its arguments; names and ids may be repeated or change"),
     # They are complete: nothing more belongs to them.
     Rule(_CLOSED, "blank", "", "", "none", "skip", "an empty last piece"),
     Rule(_CLOSED, "blank", "", "beside neither none same", "same", "announce", "an empty last piece, or the next call"),
-    Rule(_CLOSED, "blank", "", "", "same new", "begin", "the next call, whose arguments follow"),
+    Rule(_CLOSED, "blank", "", "beside neither none same", "late", "continue", "its name comes last"),
+    Rule(_CLOSED, "blank", "", "", "same new late", "begin", "the next call, whose arguments follow"),
     Rule(_CLOSED, "equal", "", "", "", "skip", "the whole call again"),
-    Rule(_CLOSED, "", "", "", "new", "begin", "the next call"),
+    Rule(_CLOSED, "", "", "", "new late", "begin", "the next call"),
     Rule(_CLOSED, "", "", "new", "same", "begin", "the next call of the same tool"),
     Rule("empty", "object", "", "beside", "same", "begin", "whole calls without ids, in one list"),
     Rule("empty", "start object", "", "", "", "replace", "an empty object in front of the arguments"),
@@ -266,7 +267,7 @@ class ToolCallSlots:
         """Take one piece; the call that it belongs to, and what it adds to the arguments; None if it adds nothing.
         ``is_whole``: its arguments are those of the call, and not what follows the others."""
         function = read_object(entry.get("function")) or entry
-        call_id, name = clean_text(read_string(entry.get("id"))), clean_text(read_string(function.get("name")))
+        call_id, name = clean_text(read_string(entry.get("id"))), clean_text(read_string(function.get("name"))).strip()
         text = read_argument_text(function.get("arguments"))
         index = entry.get("index")
         wire_index = index if isinstance(index, int) else None
@@ -288,7 +289,7 @@ class ToolCallSlots:
         slot.extra = slot.extra if entry.get("extra_content") is None else entry["extra_content"]
         if act in ("skip", "announce"):
             return None
-        if name != slot.name and slot.arguments.state == "blank":
+        if name != slot.name and (not slot.name or slot.arguments.state == "blank"):
             slot.name += name  # it was late, or comes in pieces itself
         if act == "replace" or (is_whole and text and slot.arguments.state == "partial"):
             return slot, slot.arguments.replace(text)
@@ -308,7 +309,7 @@ class ToolCallSlots:
         id_relation = slot.compare_id(id, self._chunk)
         name_relation: Name = "same" if slot.announced else "none"
         if name:
-            name_relation = "same" if name == slot.name else "new"
+            name_relation = "same" if name == slot.name else "new" if slot.name else "late"
         kind = _classify_text(text)
         if kind == "rest" and text.lstrip()[0] == '"' and slot.arguments.may_be_closed and slot.is_closed:
             kind = "start"  # of a text that holds an object

@@ -61,7 +61,7 @@ def test_the_table_is_total_and_each_row_is_reached() -> None:
 PAY = ("pay", {"n": 5})
 EXAMPLES: dict[str, tuple[list[Entry | list[Entry]], list[tuple[str, Any]]]] = {
     "the reply's first piece": ([piece(0, "a", "pay", '{"n": 5}')], [PAY]),
-    "as every server sends its pieces": ([piece(0, "a", "pay", '{"n"'), piece(0, ..., ..., ": 5}")], [PAY]),
+    "as all servers do": ([piece(0, "a", "pay", '{"n"'), piece(0, ..., ..., ": 5}")], [PAY]),
     "an index for each piece: a rest begins no call": (
         [piece(0, "a", "pay", '{"n"'), piece(1, "a", "pay", ": 5}")],
         [PAY],
@@ -135,6 +135,7 @@ EXAMPLES: dict[str, tuple[list[Entry | list[Entry]], list[tuple[str, Any]]]] = {
         [[piece(0, ..., "pay", "{}"), piece(0, ..., "pay", '{"n": 5}')]],
         [("pay", {}), PAY],
     ),
+    "its name comes last": ([piece(0, "a", ..., '{"n": 5}'), piece(0, "a", "pay", "")], [PAY]),
     "an empty object in front of the arguments": (
         [piece(0, "a", "pay", "{}"), piece(0, ..., ..., '{"n"'), piece(0, ..., ..., ": 5}")],
         [PAY],
@@ -220,6 +221,15 @@ OTHERS: dict[str, tuple[list[Entry | list[Entry]], list[tuple[str, Any]]]] = {
     "an empty object in front, no ids, the name in each piece": (
         [piece(0, "", "pay", "{}"), piece(0, "", "pay", '{"n": 5}'), piece(0, "", "pay", "")],
         [PAY],
+    ),
+    "a name with blanks": ([piece(0, "a", " pay ", '{"n": 5}')], [PAY]),
+    "the name behind the arguments, in pieces of them": (
+        [piece(0, "a", ..., '{"n"'), piece(0, ..., "pay", ": 5}"), piece(0, ..., "pay", "")],
+        [PAY],
+    ),
+    "no name at all, and then a call with one": (
+        [piece(0, ..., ..., '{"n": 6}'), piece(0, ..., "pay", '{"n": 5}')],
+        [("", {"n": 6}), PAY],
     ),
     "nothing": ([piece(..., ..., ..., ...), piece(0, None, None, None), piece(1, "", "", "")], []),
 }
