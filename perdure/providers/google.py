@@ -118,7 +118,12 @@ class GoogleConnection:
             segments = answer.async_segments()
             while True:
                 with silence:  # the SDK has only a limit for the whole reply
-                    item = await anext(segments, self)
+                    try:
+                        item = await anext(segments, self)
+                    except Exception as error:
+                        if str(error).endswith(_DONE_ERROR):  # a gateway ends the stream as OpenAI does
+                            return
+                        raise
                 if item is self:
                     return
                 yield item
@@ -153,6 +158,8 @@ class GoogleConnection:
         self._api_client._http_options.aiohttp_client = self._session
 
 
+_DONE_ERROR = "Raw response: [DONE]"
+"""End of the SDK's error for a stream's ``[DONE]``."""
 _VERSIONED_URL = re.compile(r"(?P<base>.*)/(?P<version>v\d+(?:(?:alpha|beta)\d*)?)/*\Z")
 
 

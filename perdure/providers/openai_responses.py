@@ -88,6 +88,9 @@ class ResponsesReply(StreamedReply):
             case str() if kind.removeprefix("response.") in _FINAL_STATUSES:
                 self._status = kind.removeprefix("response.")
                 self._finish(event.get("response"))
+            case "response.done":  # of gateways: the status is that of the response
+                self._status = read_string(read_object(event.get("response")).get("status")) or "completed"
+                self._finish(event.get("response"))
             case _:
                 pass  # beginnings, annotations, progress of built-in tools, and future events
 

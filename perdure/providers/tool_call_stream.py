@@ -404,14 +404,20 @@ def is_same_call(one: ToolCallPart, other: ToolCallPart) -> bool:
 
 
 def drop_repeated_calls(parts: Iterable[Part]) -> list[Part]:
-    """``parts`` without calls that repeat an earlier one with its id: no format gives two calls the same id."""
+    """``parts`` without calls that repeat an earlier one with its id, and without those that only began one, without
+    arguments: no format gives two calls the same id."""
     kept: list[Part] = []
     for part in parts:
-        calls = [each for each in kept if isinstance(each, ToolCallPart)]
-        if not (isinstance(part, ToolCallPart) and part.id and _is_repeated(part, calls)):
-            kept.append(part)
+        if isinstance(part, ToolCallPart) and part.id:
+            calls = [each for each in kept if isinstance(each, ToolCallPart) and each.id == part.id]
+            if any(is_same_call(each, part) or _is_beginning(part, each) for each in calls):
+                continue
+            kept = [each for each in kept if not (isinstance(each, ToolCallPart) and _is_beginning(each, part))]
+        kept.append(part)
     return kept
 
 
-def _is_repeated(part: ToolCallPart, calls: Sequence[ToolCallPart]) -> bool:
-    return any(each.id == part.id and is_same_call(each, part) for each in calls)
+def _is_beginning(part: ToolCallPart, whole: ToolCallPart) -> bool:
+    """Whether ``part`` is the call ``whole`` before its arguments came."""
+    is_empty = not part.arguments and part.malformed is None
+    return is_empty and (part.id, part.name) == (whole.id, whole.name) and part is not whole
