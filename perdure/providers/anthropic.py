@@ -35,7 +35,7 @@ class Anthropic(SDKEndpoint):
     is how long the prompt cache keeps the parts that perdure marks; None marks none.
 
     ``dialect`` says how the server differs from others: the name of a known one (``"deepseek"``), or a ``Dialect``; by
-    default it is that of the host of ``base_url``. ``thinking``, ``forced_tool`` and ``cache_marks`` each replace one
+    default it is that of the host of ``base_url``. ``streaming`` and the parameters behind it each replace one
     field of it, see :class:`perdure.providers.dialects.Dialect`.
 
     An instance may be used from several event loops; each gets an SDK client of its own with its first call.
@@ -58,12 +58,15 @@ class Anthropic(SDKEndpoint):
         timeout: float = 600.0,
         headers: Mapping[str, str] | None = None,
         dialect: str | Dialect | None = None,
+        streaming: bool | None = None,
         thinking: ThinkingUse | None = None,
         forced_tool: ForcedTool | None = None,
         cache_marks: bool | None = None,
     ) -> None:
         super().__init__(base_url, api_key, api_key_env, timeout=timeout, headers=headers)
-        self._set_dialect(dialect, thinking=thinking, forced_tool=forced_tool, cache_marks=cache_marks)
+        self._set_dialect(
+            dialect, streaming=streaming, thinking=thinking, forced_tool=forced_tool, cache_marks=cache_marks
+        )
 
     @property
     def base_url(self) -> str:

@@ -167,6 +167,7 @@ _ERROR_BY_STATUS: dict[int, type[ProviderError]] = {
     413: ContextLengthError,
     425: OverloadedError,
     429: RateLimitError,
+    499: ProviderServerError,  # cancelled on their side
     503: OverloadedError,
     504: ProviderTimeoutError,
     529: OverloadedError,

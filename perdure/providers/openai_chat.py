@@ -249,6 +249,7 @@ class OpenAIChat(OpenAIEndpoint):
         headers: Mapping[str, str] | None = None,
         dialect: str | Dialect | None = None,
         max_tokens_name: MaxTokensName | None = None,
+        streaming: bool | None = None,
         stream_usage: bool | None = None,
         forced_tool: ForcedTool | None = None,
         short_call_ids: bool | None = None,
@@ -262,6 +263,7 @@ class OpenAIChat(OpenAIEndpoint):
         self._set_dialect(
             dialect,
             max_tokens_name=max_tokens_name,
+            streaming=streaming,
             stream_usage=stream_usage,
             forced_tool=forced_tool,
             short_call_ids=short_call_ids,

@@ -329,7 +329,7 @@ class OpenAIResponses(OpenAIEndpoint):
         insists = ENCRYPTED_REASONING in request.provider_options.get("include", ())
 
         async def send(dialect: Dialect) -> Any:
-            call.body = encode_request(request, origin=origin, encrypted=encrypted, forced_tool=dialect.forced_tool)
+            call.body = encode_request(request, origin=origin, encrypted=encrypted, dialect=dialect)
             return await self._post_request(call, "/responses")
 
         while True:

@@ -551,3 +551,19 @@ async def test_the_id_of_a_request_stays_with_its_reply(engine: Engine) -> None:
             run = await client.start(agent, "Rome?")
             await run.result()
             assert [message.request_id for message in await run.transcript()] == [None, "req_9"]
+
+
+async def test_a_server_that_does_not_stream_is_asked_for_the_whole_reply(engine: Engine) -> None:
+    def rule(body: Body) -> Any:
+        if body.get("stream"):
+            return refusal("Unsupported value: 'stream' does not support true with this model.")
+        assert "stream_options" not in body
+        called = any(message["role"] == "tool" for message in body["messages"])
+        asked = {"tool_calls": [call("c1")], "content": None}
+        message = {"role": "assistant", **({"content": "Clear."} if called else asked)}
+        return 200, {"choices": [{"message": message, "finish_reason": "stop"}]}
+
+    async with serve(rule) as server:
+        assert await answer(engine, Agent("a", server.chat(), tools=[weather])) == "Clear."
+        assert [body.get("stream") for body in server.bodies] == [True, None, None]
+        assert await answer(engine, Agent("b", server.chat(streaming=False), tools=[weather])) == "Clear."
