@@ -349,6 +349,8 @@ async def _build_message(call: Call, request: Request, session: str, definition:
     parts: list[Any] = [part.text if isinstance(part, TextPart) else part for part in content]
     if request.system and not await _has_system(call, session, request.system):
         parts.insert(0, EngineText(f"{enclose_text('system', request.system)}\n\n"))
+    if not parts:  # the model is asked to go on
+        return ""
     return parts[0] if len(parts) == 1 and isinstance(parts[0], str) else parts
 
 
