@@ -23,6 +23,7 @@ from starlette.responses import JSONResponse, Response
 
 from ..errors import PerdureError
 from ..providers.history import import_messages
+from ..providers.settings import find_setting_flaw
 from ..types.approvals import COMMENT_CHARS
 from ..types.messages import FilePart, Message, Part, TextPart
 from ..types.run_ids import get_root_id
@@ -180,6 +181,8 @@ def read_parameters(body: Mapping[str, Any], own: frozenset[str]) -> dict[str, A
             setting, types = _SETTINGS[name]
             if not isinstance(value, types) or isinstance(value, bool):
                 raise ParameterError(f"{name} has another type", name, code="invalid_type")
+            if (shape := find_setting_flaw(setting, value)) is not None:
+                raise ParameterError(f"{name} must be {shape}, not {value!r:.100}", name)
             settings[setting] = value
         elif name not in _DEFAULTS:
             raise ParameterError(f"Unknown parameter: {name!r:.100}", name[:100], code="unknown_parameter")
@@ -293,6 +296,8 @@ def read_messages(request: Request, format: Format, messages: Sequence[Any], *, 
         kind, role = message.get("type", "message"), message.get("role")
         if kind == "message" and role not in ("user", "tool", "system", "developer"):
             raise ParameterError(f"{name}[{index}] has a role that is unknown", f"{name}[{index}].role")
+        if role == "user" and message.get("content") is None:
+            raise ParameterError(f"{name}[{index}] has no content", f"{name}[{index}].content", code="missing")
     is_new = request.session is None and not all_new
     past_calls = _list_past_calls(messages[:start]) if is_new else frozenset()
     request.answers = [answer for message in tail if (answer := _read_answer(message, past_calls)) is not None]
@@ -336,23 +341,24 @@ def _list_past_calls(messages: Sequence[Mapping[str, Any]]) -> frozenset[str]:
     for message in messages:
         entries = message.get("tool_calls") if message.get("role") == "assistant" else None
         calls += [entry.get("id") for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
-    return frozenset(id for id in calls if isinstance(id, str) and decode_wait_id(id) is None)
+    return frozenset(call for call in calls if isinstance(call, str) and decode_wait_id(call) is None)
 
 
 def _convert_functions(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return messages whose calls of functions, as the API had them before tools, are calls of tools."""
     converted: list[dict[str, Any]] = []
-    id: str | None = None
+    call_id: str | None = None
     for index, message in enumerate(messages):
         given = message.get("function_call")
         if message.get("role") == "assistant" and isinstance(given, dict) and not message.get("tool_calls"):
-            id = f"function_{index}"
-            call = {"id": id, "type": "function", "function": given}
-            message = {**message, "function_call": None, "tool_calls": [call]}
+            call_id = f"function_{index}"
+            call = {"id": call_id, "type": "function", "function": given}
+            converted.append({**message, "function_call": None, "tool_calls": [call]})
         elif message.get("role") == "function":
-            message = {"role": "tool", "tool_call_id": id, "content": message.get("content")}
-            id = None
-        converted.append(message)
+            converted.append({"role": "tool", "tool_call_id": call_id, "content": message.get("content")})
+            call_id = None
+        else:
+            converted.append(message)
     return converted
 
 

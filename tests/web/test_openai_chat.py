@@ -269,7 +269,11 @@ async def test_wrong_requests_raise_the_errors_of_the_sdk(engine: Engine) -> Non
             ({"response_format": {"type": "json_object"}}, "response_format"),
             ({"tools": [{"type": "custom", "custom": {"name": "x"}}]}, "tools[0]"),
             ({"messages": []}, "messages"),
-            ({"messages": [{"role": "assistant", "content": "x"}]}, "messages"),
+            ({"messages": [{"role": "user"}]}, "messages[0].content"),
+            ({"stop": []}, "stop"),
+            ({"stop": [""], "stream": True}, "stop"),
+            ({"max_completion_tokens": 0, "stream": True}, "max_completion_tokens"),
+            ({"reasoning_effort": "enormous", "stream": True}, "reasoning_effort"),
             ({"messages": [{"role": "tool", "tool_call_id": "call_x", "content": "x"}]}, "input"),
             ({"stream": "yes"}, "stream"),
         ]
@@ -297,6 +301,19 @@ async def test_wrong_requests_raise_the_errors_of_the_sdk(engine: Engine) -> Non
         assert {row.by for row in refusals} == {"bob", "eve"}
         ignored = {"user": "u", "metadata": {"a": "b"}, "store": True, "temperature": 0.2, "n": 1}
         assert (await ai.chat.completions.create(**hello, extra_body=ignored)).choices[0].message.content == "Hello."
+
+
+async def test_a_setting_that_the_agents_provider_does_not_have_is_refused_before_a_stream_begins(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ANTHROPIC_API_KEY", "k")
+    agent = Agent("helper", "anthropic:claude-sonnet-4-5", caller_overrides=["settings.seed"])
+    async with engine.served(agent) as client, connected(client) as access:
+        for streams in (False, True):
+            with pytest.raises(openai.BadRequestError, match="has no setting 'seed'"):
+                await access.sdk().chat.completions.create(
+                    model="helper", messages=[{"role": "user", "content": "hi"}], seed=1, stream=streams
+                )
 
 
 async def read_audit(client: Client) -> list[Any]:
