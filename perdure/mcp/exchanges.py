@@ -9,17 +9,17 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
 from enum import StrEnum
 from typing import Any
 
 import httpx2
 from mcp import MCPError, types
 from pydantic_core import from_json
-
-from ..providers.errors import read_retry_after
 
 MAX_ANSWER_BYTES = 64 * 1024 * 1024
 """Size limit of one answer: of a body in JSON, or of one event."""
@@ -239,7 +239,7 @@ async def _examine(response: httpx2.Response, message: Mapping[str, Any], exchan
             return response
     body = await _read_body(response, MAX_ANSWER_BYTES if status < _REDIRECT else _ERROR_BYTES)
     if status >= _CLIENT_ERROR:
-        exchange.retry_after = read_retry_after({key.lower(): value for key, value in response.headers.items()})
+        exchange.retry_after = _read_retry_after(response.headers.get("retry-after", ""))
         exchange.error_code, exchange.is_own_error, exchange.text = _read_error(body or b"", message.get("id"))
     elif body is None:
         exchange.is_unreadable = True
@@ -282,6 +282,14 @@ def _read_error(body: bytes, id: Any) -> tuple[int | None, bool, str]:
     if not isinstance(error, dict) or not isinstance(code, int) or "jsonrpc" not in value:
         return None, False, text
     return code, value.get("id") == id, _shorten(str(error.get("message", "")).encode(errors="replace"))
+
+
+def _read_retry_after(text: str) -> float | None:
+    """Return the seconds of a ``Retry-After``, which may be a point in time; None for none, or a wrong one."""
+    try:
+        return float(text) if text.strip().isdigit() else parsedate_to_datetime(text).timestamp() - time.time()
+    except (TypeError, ValueError, ArithmeticError):
+        return None
 
 
 def _find_answer(body: bytes, id: Any) -> bytes | None:

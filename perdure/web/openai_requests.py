@@ -21,9 +21,9 @@ from typing import Any, Literal, TypeGuard, cast
 from starlette.requests import Request as HTTPRequest
 from starlette.responses import JSONResponse, Response
 
-from ..errors import PerdureError
+from ..errors import PerdureError, SettingsError
 from ..providers.history import import_messages
-from ..providers.settings import find_setting_flaw
+from ..providers.settings import PROVIDERS_WITH_SETTINGS, check_canonical_settings, find_setting_flaw
 from ..types.approvals import COMMENT_CHARS
 from ..types.messages import FilePart, Message, Part, TextPart
 from ..types.run_ids import get_root_id
@@ -190,6 +190,18 @@ def read_parameters(body: Mapping[str, Any], own: frozenset[str]) -> dict[str, A
             hint = f"Leave it out, or send {_DEFAULTS[name][0]!r}." if _DEFAULTS[name] else "Leave it out."
             raise ParameterError(f"Unsupported value of {name}", name, code="unsupported_parameter", hint=hint)
     return settings
+
+
+def check_model_settings(settings: Mapping[str, Any], definition: Mapping[str, Any]) -> None:
+    """Refuse what a provider of the agent does not have, before a stream begins; of providers that only its workers
+    know, these do."""
+    for model in definition.get("models") or ():
+        provider = str(model).partition(":")[0]
+        for name in settings if provider in PROVIDERS_WITH_SETTINGS else ():
+            try:
+                check_canonical_settings(provider, {name: settings[name]})
+            except SettingsError as error:
+                raise ParameterError(error.message, name, code="unsupported_parameter", hint=error.hint) from None
 
 
 def read_tools(body: Mapping[str, Any]) -> list[dict[str, Any]] | None:

@@ -19,9 +19,7 @@ from ..errors import (
     PerdureError,
     RunClosedError,
     RunNotFoundError,
-    SettingsError,
 )
-from ..providers.settings import PROVIDERS_WITH_SETTINGS, check_canonical_settings
 from ..types.engine_texts import EngineText, enclose_text
 from ..types.events import ApprovalRequested, Event, MessageInjected, QuestionAsked
 from ..types.messages import MessageInput, TextPart, ToolCallPart
@@ -38,6 +36,7 @@ from .openai_requests import (
     Request,
     UnknownModelError,
     build_unknown_call_error,
+    check_model_settings,
 )
 from .operations import KEY_CHARS, Call
 from .problems import WebError
@@ -114,18 +113,6 @@ def _check_form(kind: Any, param: str, definition: Mapping[str, Any]) -> None:
         )  # fmt: skip
 
 
-def _check_settings(settings: Mapping[str, Any], definition: Mapping[str, Any]) -> None:
-    """Refuse what a provider of the agent does not have, before a stream begins; of providers that only its workers
-    know, these do."""
-    for model in definition.get("models") or ():
-        provider = str(model).partition(":")[0]
-        for name in settings if provider in PROVIDERS_WITH_SETTINGS else ():
-            try:
-                check_canonical_settings(provider, {name: settings[name]})
-            except SettingsError as error:
-                raise ParameterError(error.message, name, code="unsupported_parameter", hint=error.hint) from None
-
-
 async def claim_key(call: Call, body: Mapping[str, Any]) -> bool:
     """Take the ``Idempotency-Key`` of a request: the ids of what it does are made from it, or are new. Return whether
     there is one. Raises ``WebError`` for one that was sent with another request."""
@@ -172,7 +159,7 @@ async def act(call: Call, request: Request) -> Acted:
         await call.record_refusal("openai", "agent", error, agent[:200])
         raise
     _check_form(*request.form, definition)
-    _check_settings(request.settings, definition)
+    check_model_settings(request.settings, definition)
     scoped = replace(call, params={"agent": agent})
     if not request.answers:
         return await _send(scoped, request, session, definition)
