@@ -167,10 +167,10 @@ class Connection:
             cause: BaseException = error
             while isinstance(cause, BaseExceptionGroup):  # the SDK wraps errors in groups
                 cause = cause.exceptions[0]
-            if isinstance(cause, MCPError) and self._opening and self._opening[-1].status >= HTTP_ERROR:
-                exchange = self._opening[-1]
-                message = f"MCP server {self._name!r} cannot be opened: {exchange.describe()}"
-                raise self._build_refusal(exchange, judge(exchange), message) from error
+            last = self._opening[-1] if self._opening else None
+            if isinstance(cause, MCPError) and last is not None and (last.status >= HTTP_ERROR or last.is_unreadable):
+                message = f"MCP server {self._name!r} cannot be opened: {last.describe()}"
+                raise self._build_refusal(last, judge(last), message) from error
             not_sent = NotSentError(f"MCP server {self._name!r} cannot be opened: {type(cause).__name__}: {cause}")
             not_sent.is_final = isinstance(cause, FileNotFoundError | PermissionError | ValueError)
             raise not_sent from error

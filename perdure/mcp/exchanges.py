@@ -7,6 +7,7 @@ Decision 065 has the reports that the table is made from.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import time
@@ -15,18 +16,20 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from enum import StrEnum
+from functools import partial
 from typing import Any
 
 import httpx2
 from mcp import MCPError, types
 from pydantic_core import from_json
 
-MAX_ANSWER_BYTES = 64 * 1024 * 1024
+MAX_ANSWER_BYTES = 32 * 1024 * 1024
 """Size limit of one answer: of a body in JSON, or of one event."""
 CONNECT_TIMEOUT = 30.0
 """Seconds to connect and to send; how long an answer may take is the matter of the tool's own timeout."""
-_ERROR_BYTES = 64 * 1024
-_SHOWN_CHARS = 200
+_ERROR_BYTES, _LOOP_BYTES = 16 * 1024, 256 * 1024
+"""How much of an error's body is read, and how large an answer is parsed on the event loop."""
+_SHOWN_CHARS, _SEARCHED_CHARS = 200, 1_000
 _MAX_RECORDED = 64
 """Exchanges that are recorded of one request."""
 _SESSION_HEADER, _OPENING_METHODS = "mcp-session-id", ("initialize", "server/discover")
@@ -165,7 +168,9 @@ def judge_request(exchanges: Sequence[Exchange], error: MCPError) -> tuple[Verdi
 def ends_session(exchanges: Sequence[Exchange], error: MCPError) -> bool:
     """Whether the server's own answer says that it does not know the session any longer."""
     has_session = any(exchange.has_session for exchange in exchanges)
-    return has_session and error.code in _SESSION_CODES and _NO_SESSION.search(error.message) is not None
+    return (
+        has_session and error.code in _SESSION_CODES and _NO_SESSION.search(error.message[:_SEARCHED_CHARS]) is not None
+    )
 
 
 # ---
@@ -237,37 +242,40 @@ async def _examine(response: httpx2.Response, message: Mapping[str, Any], exchan
         exchange.is_unreadable = has_request
         if status < _CLIENT_ERROR:
             return response
-    body = await _read_body(response, MAX_ANSWER_BYTES if status < _REDIRECT else _ERROR_BYTES)
+    body, is_whole = await _read_body(response, MAX_ANSWER_BYTES if status < _REDIRECT else _ERROR_BYTES)
     if status >= _CLIENT_ERROR:
         exchange.retry_after = _read_retry_after(response.headers.get("retry-after", ""))
-        exchange.error_code, exchange.is_own_error, exchange.text = _read_error(body or b"", message.get("id"))
-    elif body is None:
-        exchange.is_unreadable = True
-        exchange.text = f"the answer has more than {MAX_ANSWER_BYTES:,} bytes"
-    elif (answer := _find_answer(body, message["id"])) is not None:
-        body, media_type = answer, "application/json"
+        exchange.error_code, exchange.is_own_error, exchange.text = _read_error(body, message.get("id"))
+        body = body if is_whole else b""
+    elif not is_whole:
+        exchange.is_unreadable, exchange.text = True, f"it has more than {MAX_ANSWER_BYTES:,} bytes"
     else:
-        exchange.is_unreadable, exchange.text = True, _shorten(body)
+        find_answer = partial(_find_answer, body, message["id"])
+        answer = find_answer() if len(body) < _LOOP_BYTES else await asyncio.to_thread(find_answer)
+        if answer is None:
+            exchange.is_unreadable, exchange.text = True, _shorten(body)
+        else:
+            body, media_type = answer, "application/json"
     if exchange.is_unreadable:
         return httpx2.Response(_FAILED, request=response.request)
     headers = {"content-type": media_type} if media_type else {}
     if session := response.headers.get(_SESSION_HEADER):
         headers[_SESSION_HEADER] = session
-    return httpx2.Response(status, headers=headers, content=body or b"", request=response.request)
+    return httpx2.Response(status, headers=headers, content=body, request=response.request)
 
 
-async def _read_body(response: httpx2.Response, limit: int) -> bytes | None:
-    """Read the body, and close the response; None for one with more bytes than ``limit``."""
+async def _read_body(response: httpx2.Response, limit: int) -> tuple[bytes, bool]:
+    """Read at most ``limit`` bytes of the body, and close the response. Return them, and whether they are all."""
     pieces, size = [], 0
     try:
         async for piece in response.aiter_bytes():
             pieces.append(piece)
             size += len(piece)
             if size > limit:
-                return None
+                return b"".join(pieces)[:limit], False
     finally:
         await response.aclose()
-    return b"".join(pieces)
+    return b"".join(pieces), True
 
 
 def _read_error(body: bytes, id: Any) -> tuple[int | None, bool, str]:
@@ -319,7 +327,7 @@ def _is_answer(value: Any) -> bool:
 
 def _shorten(body: bytes) -> str:
     """Return the beginning of a body as one line of text, without the marks of HTML."""
-    text = body[:_ERROR_BYTES].decode(errors="replace")
+    text = body[: 4 * _SEARCHED_CHARS].decode(errors="replace")
     if text.lstrip().startswith("<"):
         text = re.sub(r"<(style|script)\b.*?</\1>|<[^>]*>", " ", text, flags=re.DOTALL | re.IGNORECASE)
     line = " ".join(text.split())

@@ -168,7 +168,9 @@ class MCPServer(Toolset):
         try:
             return await self._send_request(ctx, request, retryable=retryable)
         except Exception as error:
-            if _UNKNOWN_TOOL.search(str(error)):  # renamed, or taken away, and not announced: read the list again
+            if _UNKNOWN_TOOL.search(
+                str(error)[:1000]
+            ):  # renamed, or taken away, and not announced: read the list again
                 self.changed()
             raise
 

@@ -439,6 +439,40 @@ async def test_a_server_that_refuses_to_open_says_why_at_once(code: int) -> None
     assert api.methods["initialize"] == 1
 
 
+async def test_a_page_where_a_server_should_be_is_shown() -> None:
+    api = Api()
+    page = body(200, "<html><script>x</script><h1>Sign in</h1></html>", "text/html")
+    api.replies = {name: [page] * 9 for name in ("server/discover", "initialize")}
+    async with served(api) as server:
+        with pytest.raises(ToolError, match="cannot be opened: HTTP 200: Sign in"):
+            await server.list(ToolContext())
+
+
+async def test_an_answer_without_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("perdure.mcp.exchanges.MAX_ANSWER_BYTES", 1_000_000)
+
+    async def pour(answer: Answer, message: dict[str, Any]) -> None:
+        answer.start(200, {"content-type": "application/json"})
+        while True:
+            await answer.write(b" " * 100_000)
+
+    api = Api()
+    api.replies["act"] = [pour]
+    async with served(api) as server:
+        with pytest.raises(ToolError, match=r"cannot be read: HTTP 200: it has more than .*; the call may have"):
+            await server.call("act", {}, ToolContext())
+        assert await server.call("act", {}, ToolContext()) == "done"
+
+
+async def test_a_hostile_error_page_is_read_in_time() -> None:
+    api = Api()
+    api.replies["act"] = [body(403, "<style" * 200_000, "text/html"), failure(200, 7, "tool session " * 1_000_000)]
+    async with served(api) as server:
+        for _ in range(2):
+            with pytest.raises((MCPError, ToolError)):
+                await server.call("act", {}, ToolContext())
+
+
 async def test_a_server_that_opens_later_is_waited_for() -> None:
     api = Api()
     api.replies = {"initialize": [status(503), status(429)]}
