@@ -17,10 +17,14 @@ from hypothesis import strategies as st
 from mcp import MCPError
 from mcp.types import INTERNAL_ERROR
 
-from perdure import File, ToolContext
+from perdure import Agent, File, ToolContext
 from perdure.errors import ToolError
 from perdure.mcp import MCPServer
+from perdure.ports import ModelRequest
+from perdure.testing import ScriptedProvider, call
 from tests.servers.http import Answer, HttpServer, Request
+from tests.support.checks import results
+from tests.support.engine import Engine
 
 Reply = Callable[[Answer, dict[str, Any]], Any]
 """Answers a request with its JSON-RPC message."""
@@ -81,9 +85,9 @@ def status(code: int) -> Reply:
 
 
 @asynccontextmanager
-async def served(api: Api) -> AsyncIterator[MCPServer]:
+async def served(api: Api, **options: Any) -> AsyncIterator[MCPServer]:
     async with HttpServer(api.handle) as http:
-        server = MCPServer.http(f"http://127.0.0.1:{http.port}/mcp")
+        server = MCPServer.http(f"http://127.0.0.1:{http.port}/mcp", **options)
         try:
             yield server
         finally:
@@ -517,6 +521,49 @@ async def test_a_tool_that_was_renamed_has_the_list_read_again(reply: Reply) -> 
         with pytest.raises((MCPError, ToolError), match="act"):
             await server.call("act", {}, ToolContext())
         assert server.changes > changes
+
+
+async def test_a_run_goes_on_with_the_new_name_of_a_tool_that_was_renamed(engine: Engine) -> None:
+    """The server restarts with other tools in the middle of a run, and announces nothing."""
+    api = Api()
+
+    def rename(_: ModelRequest) -> Any:
+        api.tools = [{"name": "do", "inputSchema": {"type": "object"}}]
+        api.replies["act"] = [status(404), failure(200, -32602, "Unknown tool: act")]
+        return call("act")
+
+    provider = ScriptedProvider([call("act"), rename, call("do"), "Done."])
+    async with served(api, recheck=3600.0, on_change="refresh") as server:
+        agent = Agent("host", provider, toolsets=[server])
+        async with engine.served(agent) as client:
+            response = await (await client.start("host", "Go.")).result()
+    first, gone, renamed = results(response.messages)
+    assert (first, renamed) == ("done", "done")
+    assert "Unknown tool: act" in gone
+    assert [[tool.name for tool in request.tools] for request in provider.requests[1:3]] == [
+        ["act", "other", "look"],
+        ["do"],
+    ]
+    assert api.calls == {"act": 3, "do": 1}
+
+
+async def test_an_agent_writes_each_row_once_whatever_ends_its_sessions(engine: Engine) -> None:
+    """As case 20 of public reports: a server that ends idle sessions, in each form of its 404."""
+    forms = [name for name in TABLE if name.startswith("404") and TABLE[name].outcome == "new"]
+    api, rows = Api(), len(forms)
+
+    def write(number: int) -> Any:
+        def reply(_: ModelRequest) -> Any:
+            api.replies["act"] = [TABLE[forms[number]].reply]
+            return call("act", row=number)
+
+        return reply
+
+    provider = ScriptedProvider([*(write(number) for number in range(rows)), "Done."])
+    async with served(api) as server, engine.served(Agent("host", provider, toolsets=[server])) as client:
+        response = await (await client.start("host", "Go.")).result()
+    assert results(response.messages) == ["done"] * rows
+    assert api.calls == {"act": 2 * rows}
 
 
 async def test_an_image_of_two_megabytes_in_an_event() -> None:
