@@ -13,6 +13,7 @@ from ..hooks import HookSet
 from ..loop.finish import REMINDER_ID, TAG_PROMPT
 from ..loop.transcript import build_malformed_arguments_text, build_unknown_tool_text
 from ..ports import ModelRequest
+from ..ports.grants import GrantAccess
 from ..stages.stage import (
     ConversationCall,
     ModelCall,
@@ -312,6 +313,7 @@ class IterationStage:
         hooks: HookSet | None = None,
         forces: Callable[[Agent], bool] = lambda _: True,
         toolsets: Toolsets | None = None,
+        grants: Callable[[], GrantAccess | None] = lambda: None,
     ) -> None:
         """``memory`` returns the memory of one call of a tenant, ``resources`` what the lifespan yielded.
 
@@ -320,6 +322,7 @@ class IterationStage:
         self._agents = agents
         self._author = author
         self._toolsets = toolsets
+        self._grants = grants
         self._resources = resources
         self._memory = memory
         self._hook_runner = HookRunner(author, hooks)
@@ -447,7 +450,7 @@ class IterationStage:
         context: Any = task.context
         if agent is not None and agent.has_context:
             context = await self._author.run(f"context of agent {agent.name}", agent.read_context, context)
-        return RunContext(
+        run_context = RunContext(
             run_id=task.context_id,
             task_id=task.task_id,
             agent=task.agent,
@@ -460,3 +463,5 @@ class IterationStage:
             tenant=task.tenant,
             user=task.user,
         )
+        run_context.grant_access = self._grants()
+        return run_context

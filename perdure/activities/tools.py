@@ -20,6 +20,7 @@ from ..agent.agent import Agent
 from ..errors import PerdureError, ToolError
 from ..hooks.dispatch import is_same_json
 from ..loop.transcript import build_unknown_tool_text
+from ..ports.grants import GrantAccess
 from ..ports.store import record_file
 from ..stages.stage import ToolCall, build_error_output
 from ..tools import (
@@ -144,6 +145,7 @@ class ToolActivity:
         memory: CreateMemory = lambda writes, tenant: Memory(writes=writes, tenant=tenant),
         cancellation: Callable[[], Cancellation] = get_cancellation,
         toolsets: Toolsets | None = None,
+        grants: Callable[[], GrantAccess | None] = lambda: None,
     ) -> None:
         """``heartbeat`` returns, inside an activity, a function that heartbeats from any thread.
 
@@ -152,6 +154,7 @@ class ToolActivity:
         """
         self._cancellation = get_cancellation
         self._toolsets = toolsets
+        self._grants = grants
         self._heartbeat = heartbeat
         self._memory = memory
         self._agents = agents
@@ -238,7 +241,7 @@ class ToolActivity:
     ) -> ToolContext[Any]:
         """Build the context of ``call`` for the author's code; its memory writes into ``writes``."""
         task = call.input
-        return ToolContext(
+        context = ToolContext[Any](
             run_id=task.context_id,
             task_id=task.task_id,
             agent=task.agent,
@@ -258,6 +261,8 @@ class ToolActivity:
             cancelled=cancelled,
             progress=call.report_progress,
         )
+        context.grant_access = self._grants()
+        return context
 
 
 def _bind_tool_call(agent: Agent, tool: Tool, call: ToolCall, context: ToolContext[Any]) -> Callable[[], Any]:

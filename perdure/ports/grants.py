@@ -6,8 +6,11 @@ servers need no sign-in needs none of this.
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeVar
+
+T = TypeVar("T")
 
 
 class GrantKey(NamedTuple):
@@ -88,3 +91,14 @@ class Grants(Protocol):
 
     async def take_sign_in(self, id: str) -> SignInRow | None:
         """Return and delete the sign-in, also an expired one: the second call of two gets None."""
+
+
+class GrantAccess(Protocol):
+    """The grants of a store, for code in any thread."""
+
+    address: str
+    """host:port of the Temporal server: what a machine's own key may be used for depends on it."""
+
+    async def run(self, request: Callable[[Grants], Awaitable[T]]) -> T:
+        """Return the result of ``request``, as soon as the store is available."""
+        ...

@@ -52,8 +52,8 @@ class MemoryGrants:
         row = self.grants.get(key)
         if row is None or row.version != version:
             return False
-        changed = {"version": version + 1, "sealed": sealed, "key_id": key_id, "updated_at": now}
-        self.grants[key] = replace(row, **changed, owner="", leased_until="")
+        row = replace(row, version=version + 1, sealed=sealed, key_id=key_id, updated_at=now)
+        self.grants[key] = replace(row, owner="", leased_until="")
         return True
 
     async def release_grant(self, key: GrantKey, owner: str) -> None:

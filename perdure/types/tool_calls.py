@@ -87,6 +87,19 @@ ANSWER_ERROR_CHARS = 2000
 """Most characters of the error of a declined question."""
 
 
+class Consent(Data):
+    """The sign-in that a call needs at an MCP server. Only perdure's own code for MCP sets it."""
+
+    server: str
+    """URL of the server, without its query and credentials."""
+    scopes: tuple[str, ...] = ()
+    """The scopes to ask for; empty for those that the server names."""
+    tenant: str = ""
+    """Whose grant it is: the tenant, "" for the runs without one."""
+    user: str = ""
+    """The user of a grant for one user, "" for the grant that the tenant's runs share."""
+
+
 class Question(Data):
     """A tool's question (``ctx.ask``)."""
 
@@ -95,6 +108,8 @@ class Question(Data):
     """JSON Schema of the answer; None accepts any value."""
     expires: float | None = None
     """Seconds; None means no expiry."""
+    consent: Consent | None = Field(default=None, exclude_if=is_none)
+    """The call waits until somebody has signed in at an MCP server."""
 
 
 class ToolAnswer(Data):
@@ -270,6 +285,8 @@ class PinnedTool(Data):
     inline: bool = Field(default=False, exclude_if=operator.not_)
     retries: int | None = Field(default=None, exclude_if=is_none)
     task_queue: str | None = Field(default=None, exclude_if=is_none)
+    provisional: bool = Field(default=False, exclude_if=operator.not_)
+    """It stands in for the toolset's tools, which the run takes as soon as they can be listed."""
 
     @property
     def definition(self) -> str:
