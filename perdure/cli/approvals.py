@@ -219,6 +219,7 @@ def _serialize_pending_call(call: PendingCall, messages: list[Message]) -> dict[
         "hash": call.hash,
         "question": call.question,
         "form": call.form,
+        "consent": None if call.consent is None else call.consent.model_dump(mode="json"),
         "since": call.since,
         "expires": call.expires,
         "said": _format_last_user_message(messages) or None,

@@ -49,6 +49,8 @@ class Grant:
     expires_at: float | None = None
     """Seconds since 1970; None for a token that does not expire, or does not say so."""
     protocol_version: str | None = None
+    declared: dict[str, str] | None = None
+    """What the agent's ``OAuth`` says of the client: a sign-in may begin where the agent's code is not."""
 
     @property
     def scopes(self) -> frozenset[str]:
@@ -123,12 +125,26 @@ async def read_grant(access: GrantAccess, key: GrantKey) -> StoredGrant | None:
     return None if row is None else StoredGrant(row, open_grant(row))
 
 
-async def write_grant(access: GrantAccess, key: GrantKey, grant: Grant, by: str) -> None:
-    """Write the grant of a new sign-in, which ``by`` has made."""
-    sealed, key_id = seal_grant(access.address, key, grant)
+def build_grant_row(address: str, key: GrantKey, grant: Grant, by: str) -> GrantRow:
+    """Build the row of a new sign-in, which ``by`` has made; ``address`` as of :func:`seal_grant`."""
+    sealed, key_id = seal_grant(address, key, grant)
     now = format_utc_now()
-    row = GrantRow(*key, 1, sealed, key_id, "", "", now, by, now)
-    await access.run(lambda grants: grants.create_grant(row))
+    return GrantRow(*key, 1, sealed, key_id, "", "", now, by, now)
+
+
+async def declare_client(
+    access: GrantAccess, key: GrantKey, stored: StoredGrant | None, declared: dict[str, str]
+) -> None:
+    """Write what the agent says of its client, for a sign-in that begins where its code is not."""
+    if declared == ((stored.grant.declared if stored is not None else None) or {}):
+        return
+    grant = replace(Grant() if stored is None else stored.grant, declared=declared)
+    row = build_grant_row(access.address, key, grant, "")
+    if stored is None:
+        await access.run(lambda grants: grants.create_grant(row, replace=False))
+    else:
+        version = stored.row.version
+        await access.run(lambda grants: grants.update_grant(key, version, row.sealed, row.key_id, row.updated_at))
 
 
 Exchange = Callable[[Grant], Awaitable[Grant | None]]

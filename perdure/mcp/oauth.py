@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 from ..errors import DefinitionError, ToolError
 from ..ports.grants import GrantKey
 from ..tools import RunContext
-from ..types.tool_calls import Consent
-from .grants import build_grant_key, describe_url, read_grant, refresh_grant
+from ..types.approvals import Consent
+from .grants import build_grant_key, declare_client, describe_url, read_grant, refresh_grant
 
 if TYPE_CHECKING:
     from .grants import Grant, StoredGrant
@@ -55,6 +55,11 @@ class OAuth:
                 hint="For instance https://app.example/mcp-client.json.",
             )
 
+    def declare_client(self) -> dict[str, str]:
+        """Return what a sign-in must know of the client."""
+        names = ("client_id", "client_secret", "client_metadata_url")
+        return {name: value for name in names if (value := getattr(self, name)) is not None}
+
 
 @dataclass(frozen=True, slots=True)
 class ClientCredentials:
@@ -87,9 +92,6 @@ class ClientCredentials:
                 f"ClientCredentials: issuer is the http(s) URL of the authorization server, not {self.issuer!r:.200}",
                 hint='For instance issuer="https://auth.example.com".',
             )
-
-
-Auth = OAuth | ClientCredentials
 
 
 def _check_scopes(scopes: Any, what: str) -> tuple[str, ...]:
@@ -157,9 +159,9 @@ class PersonAuthorization:
         wanted = frozenset((refusal.scope or "").split())
         stored = await self._read()
         if stored is None:
-            raise self._build_consent_error(wanted)
+            raise await self._build_consent_error(None, wanted)
         if stored.grant.access_token is None:
-            raise self._build_consent_error(wanted | stored.grant.scopes)
+            raise await self._build_consent_error(stored, wanted | stored.grant.scopes)
         if stored.grant.access_token != refusal.token:
             return  # refreshed, or signed in again, since this request was sent
         if refusal.status == 403:  # of HTTP
@@ -169,7 +171,7 @@ class PersonAuthorization:
                     f"MCP server {self._name!r} demands a scope that its grant has ({scopes}): signing in again does "
                     "not help"
                 )
-            raise self._build_consent_error(wanted | stored.grant.scopes)
+            raise await self._build_consent_error(stored, wanted | stored.grant.scopes)
         await self._read_current(is_refused=True)
 
     async def _read(self) -> StoredGrant | None:
@@ -186,23 +188,25 @@ class PersonAuthorization:
             )
         stored = await self._read()
         if stored is None or stored.grant.access_token is None:
-            raise self._build_consent_error(frozenset() if stored is None else stored.grant.scopes)
+            raise await self._build_consent_error(stored, frozenset() if stored is None else stored.grant.scopes)
         if not is_refused and stored.grant.is_current(time.time()):
             return stored.grant
         if stored.grant.refresh_token is None:
             if not is_refused:
                 return stored.grant  # its time may be over; the server decides
-            raise self._build_consent_error(stored.grant.scopes)
+            raise await self._build_consent_error(stored, stored.grant.scopes)
         from .sign_in import refresh_tokens
 
         assert self._access is not None, "the grant is of its store"
         refreshed = await refresh_grant(self._access, stored, lambda grant: refresh_tokens(self._url, grant))
         if refreshed is None or refreshed.grant.access_token is None:
-            raise self._build_consent_error(stored.grant.scopes)
+            raise await self._build_consent_error(stored, stored.grant.scopes)
         return refreshed.grant
 
-    def _build_consent_error(self, scopes: frozenset[str]) -> ConsentNeededError:
+    async def _build_consent_error(self, stored: StoredGrant | None, scopes: frozenset[str]) -> ConsentNeededError:
         assert self._key is not None, "else there is nobody to ask"
+        if self._access is not None:
+            await declare_client(self._access, self._key, stored, self._auth.declare_client())
         wanted = tuple(sorted(scopes | set(self._auth.scopes)))
         shown = describe_url(self._key.server)
         whose = f" as {self._key.user_id}" if self._key.user_id else ""

@@ -71,8 +71,9 @@ class Grants(Protocol):
     async def list_grants(self, *, after: GrantKey | None = None, limit: int = 100) -> list[GrantRow]:
         """List grants in the order of their keys, from behind ``after`` on."""
 
-    async def create_grant(self, row: GrantRow) -> None:
-        """Write a grant of a new sign-in; it replaces one of its key, and counts its ``version`` up."""
+    async def create_grant(self, row: GrantRow, *, replace: bool = True) -> None:
+        """Write a grant of a new sign-in; it replaces one of its key, and counts its ``version`` up. Without
+        ``replace``: write it only if there is none."""
 
     async def lease_grant(self, key: GrantKey, version: int, owner: str, now: str, until: str) -> bool:
         """Let ``owner`` refresh the grant until then, if it has this version and nobody else refreshes it."""

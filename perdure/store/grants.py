@@ -22,6 +22,7 @@ UPSERT_GRANT = build_insert(
     key_id = excluded.key_id, owner = '', leased_until = '', created_by = excluded.created_by,
     updated_at = excluded.updated_at RETURNING version""",
 )
+INSERT_GRANT = build_insert("grants", "(tenant, user_id, server) DO NOTHING RETURNING version")
 LEASE_GRANT = f"""
     UPDATE grants SET owner = :owner, leased_until = :until
     WHERE {_BY_KEY} AND version = :version AND (owner = '' OR leased_until <= :now) RETURNING version"""  # noqa: S608  # constants
@@ -54,9 +55,9 @@ class GrantTables:
         begin = after or GrantKey("", "", "")
         return [GrantRow(*row) for row in await self._select_rows(SELECT_GRANTS, **begin._asdict(), limit=limit)]
 
-    async def create_grant(self, row: GrantRow) -> None:
+    async def create_grant(self, row: GrantRow, *, replace: bool = True) -> None:
         """See :class:`perdure.ports.grants.Grants`."""
-        await self._change_rows(UPSERT_GRANT, **asdict(row))
+        await self._change_rows(UPSERT_GRANT if replace else INSERT_GRANT, **asdict(row))
 
     async def lease_grant(self, key: GrantKey, version: int, owner: str, now: str, until: str) -> bool:
         """See :class:`perdure.ports.grants.Grants`."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import replace
+from dataclasses import replace as change
 
 from ..ports.grants import GrantKey, GrantRow, SignInRow
 
@@ -29,12 +29,14 @@ class MemoryGrants:
         self._raise_failure()
         return [row for key, row in sorted(self.grants.items()) if after is None or key > after][:limit]
 
-    async def create_grant(self, row: GrantRow) -> None:
+    async def create_grant(self, row: GrantRow, *, replace: bool = True) -> None:
         """Write a grant of a new sign-in."""
         self._raise_failure()
         known = self.grants.get(row.key)
+        if known is not None and not replace:
+            return
         if known is not None:
-            row = replace(row, version=known.version + 1, created_at=known.created_at, owner="", leased_until="")
+            row = change(row, version=known.version + 1, created_at=known.created_at, owner="", leased_until="")
         self.grants[row.key] = row
 
     async def lease_grant(self, key: GrantKey, version: int, owner: str, now: str, until: str) -> bool:
@@ -43,7 +45,7 @@ class MemoryGrants:
         row = self.grants.get(key)
         if row is None or row.version != version or (row.owner and row.leased_until > now):
             return False
-        self.grants[key] = replace(row, owner=owner, leased_until=until)
+        self.grants[key] = change(row, owner=owner, leased_until=until)
         return True
 
     async def update_grant(self, key: GrantKey, version: int, sealed: str, key_id: str, now: str) -> bool:
@@ -52,8 +54,8 @@ class MemoryGrants:
         row = self.grants.get(key)
         if row is None or row.version != version:
             return False
-        row = replace(row, version=version + 1, sealed=sealed, key_id=key_id, updated_at=now)
-        self.grants[key] = replace(row, owner="", leased_until="")
+        row = change(row, version=version + 1, sealed=sealed, key_id=key_id, updated_at=now)
+        self.grants[key] = change(row, owner="", leased_until="")
         return True
 
     async def release_grant(self, key: GrantKey, owner: str) -> None:
@@ -61,7 +63,7 @@ class MemoryGrants:
         self._raise_failure()
         row = self.grants.get(key)
         if row is not None and row.owner == owner:
-            self.grants[key] = replace(row, owner="", leased_until="")
+            self.grants[key] = change(row, owner="", leased_until="")
 
     async def delete_grant(self, key: GrantKey) -> bool:
         """Delete the grant."""

@@ -16,10 +16,11 @@ from typing_extensions import ParamSpec, TypeVar
 
 from ..errors import QuestionDeclinedError
 from ..ports.grants import GrantAccess
+from ..types.approvals import Consent
 from ..types.limits import parse_seconds
 from ..types.messages import clean_text
 from ..types.plain_json import find_json_flaw
-from ..types.tool_calls import QUESTION_CHARS, Consent, Question, ToolAnswer
+from ..types.tool_calls import QUESTION_CHARS, Question, ToolAnswer
 from .json_schema import build_form, build_type_adapter, explain_validation_error
 from .memory import Memory
 from .results import dump_result_json

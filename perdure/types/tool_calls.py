@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field, TypeAdapter, model_validator
 from pydantic_core import PydanticCustomError
 
-from .approvals import ApprovalTerms
+from .approvals import ApprovalTerms, Consent
 from .messages import CALL_ID_CHARS, NAME_CHARS, BlobRef, Data
 from .plain_json import Json, JsonObject, is_none
 from .subagents import CollectCall, TellCall
@@ -85,19 +85,6 @@ MAX_QUESTIONS = 100
 """Most questions of one call."""
 ANSWER_ERROR_CHARS = 2000
 """Most characters of the error of a declined question."""
-
-
-class Consent(Data):
-    """The sign-in that a call needs at an MCP server. Only perdure's own code for MCP sets it."""
-
-    server: str
-    """URL of the server, without its query and credentials."""
-    scopes: tuple[str, ...] = ()
-    """The scopes to ask for; empty for those that the server names."""
-    tenant: str = ""
-    """Whose grant it is: the tenant, "" for the runs without one."""
-    user: str = ""
-    """The user of a grant for one user, "" for the grant that the tenant's runs share."""
 
 
 class Question(Data):
