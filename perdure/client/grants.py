@@ -56,6 +56,11 @@ class McpGrant:
     created_at: str
     updated_at: str
 
+    @property
+    def id(self) -> str:
+        """The server."""
+        return self.server
+
 
 @dataclass(frozen=True, slots=True)
 class SignIn:

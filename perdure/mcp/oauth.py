@@ -111,6 +111,10 @@ class ConsentNeededError(ToolError):
         self.consent = consent
 
 
+class NoUserError(ToolError):
+    """A run without a user uses a server with ``OAuth(per_user=True)``."""
+
+
 @dataclass(frozen=True, slots=True)
 class Refusal:
     """A server's answer that the token is missing, not valid, or does not have the scope."""
@@ -182,7 +186,7 @@ class PersonAuthorization:
     async def _read_current(self, *, is_refused: bool = False) -> Grant:
         """Return the grant with a valid access token; ``is_refused``: the stored one is not."""
         if self._key is None:
-            raise ToolError(
+            raise NoUserError(
                 f"MCP server {self._name!r} is used with the grant of the run's user, and this run has no user",
                 hint="Start the run with user=…, or let all runs share a grant: OAuth(per_user=False).",
             )

@@ -27,6 +27,7 @@ from .oauth import (
     ClientCredentials,
     ConsentNeededError,
     MachineAuthorization,
+    NoUserError,
     OAuth,
     PersonAuthorization,
     Refusal,
@@ -201,7 +202,7 @@ class MCPServer(Toolset):
         """See base class."""
         try:
             return await self._list_present_tools(ctx)
-        except ConsentNeededError:
+        except (ConsentNeededError, NoUserError):
             return self.provisional_tools()
 
     async def _list_present_tools(self, ctx: RunContext[Any]) -> Sequence[ListedTool]:
@@ -269,7 +270,7 @@ class MCPServer(Toolset):
         headers = await self._resolve_headers(ctx)
         try:
             return await self._send_with_retries(ctx, headers, request, retryable, timeout)
-        except ConsentNeededError:
+        except (ConsentNeededError, NoUserError):
             raise
         except Exception as error:
             tokens = [bearer.token for bearer in self._bearers.values() if bearer.token is not None]

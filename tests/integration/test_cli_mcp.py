@@ -1,0 +1,128 @@
+"""``perdure mcp``, in this process: the browser is a client that follows redirects."""
+
+from __future__ import annotations
+
+import io
+import threading
+import webbrowser
+from collections.abc import Iterator
+from typing import Any
+
+import httpx2
+import pytest
+
+from perdure import Agent
+from perdure.mcp import MCPServer, OAuth
+from perdure.testing import ScriptedProvider, call
+from tests.support.checks import results
+from tests.support.commands import Commands
+from tests.support.engine import Engine
+from tests.support.oauth import OAuthServer, serve_oauth
+from tests.support.wait import eventually
+
+
+@pytest.fixture
+def cli(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> Commands:
+    monkeypatch.setenv("PERDURE_ENCRYPTION_KEYS", "k1:" + "A" * 43 + "=")
+    return Commands(engine, monkeypatch)
+
+
+@pytest.fixture
+def guarded() -> Iterator[OAuthServer]:
+    with serve_oauth() as server:
+        yield server
+
+
+@pytest.fixture
+def pages(monkeypatch: pytest.MonkeyPatch) -> list[httpx2.Response]:
+    """What the browser shows in the end."""
+    seen: list[httpx2.Response] = []
+
+    def open_page(url: str, *_: Any) -> bool:
+        with httpx2.Client(follow_redirects=True, timeout=60) as browser:
+            back = httpx2.URL(url).params["redirect_uri"]
+            assert browser.get(back, params={"code": "x", "state": "forged"}).status_code == 400
+            assert browser.get(back.replace("/callback", "/")).status_code == 400
+            seen.append(browser.get(url))
+        return True
+
+    monkeypatch.setattr(webbrowser, "open", open_page)
+    return seen
+
+
+async def test_a_login_from_the_question_to_the_logout(
+    engine: Engine, cli: Commands, guarded: OAuthServer, pages: list[httpx2.Response]
+) -> None:
+    server = MCPServer.http(guarded.url, auth=OAuth(), name="crm")
+    agent = Agent("host", ScriptedProvider([call("connect_crm"), call("act"), "Done."]), toolsets=[server])
+    async with engine.served(agent) as client:
+        run = await client.start("host", "Go.", tenant="acme")
+        await eventually(lambda: _is_asked(run), deadline=45, what="the question")
+        [listed] = (await cli("approvals", "--json")).json
+        assert listed["consent"] == {"server": guarded.url, "scopes": [], "tenant": "acme", "user": ""}
+
+        done = await cli("mcp", "login", guarded.url, "--tenant", "acme", "--scope", "mail", "--by", "ana")
+        assert done.code == 0, done.err
+        assert done.out == f"signed in to {guarded.url}; 1 waiting call of {run.id}\n"
+        assert f"Sign in here: {guarded.issuer}/authorize?" in done.err
+        [page] = pages
+        assert f"Signed in to {guarded.url}. You can close this page." in page.text
+        assert results((await run.result()).messages)[-1] == "act 1 as ana"
+
+        [grant] = (await cli("mcp", "list", "--json")).json
+        facts = {name: grant[name] for name in ("server", "tenant", "user", "scopes", "state", "signed_in_by")}
+        assert facts == {
+            "server": guarded.url,
+            "tenant": "acme",
+            "user": "",
+            "scopes": ["mail"],
+            "state": "valid",
+            "signed_in_by": "ana",
+        }
+        assert guarded.url in (await cli("mcp", "list")).out
+        assert (await cli("mcp", "list", "--tenant", "umbrella")).err == "no grants\n"
+        missing = await cli("mcp", "logout", guarded.url)
+        assert (missing.code, f"there is no grant for {guarded.url}" in missing.err) == (2, True)
+        out = await cli("mcp", "logout", guarded.url, "--tenant", "acme")
+        assert out.out == f"the grant for {guarded.url} is deleted and revoked\n"
+        assert guarded.revoked
+        assert (await cli("mcp", "list", "--json")).json == []
+        store = await client.store()
+        verbs = [row.verb for row in await store.list_audit(subject=f"mcp:{guarded.url}")]
+        assert verbs == ["mcp.sign_out", "mcp.grant", "mcp.sign_in"]
+
+
+async def _is_asked(run: Any) -> bool:
+    return bool((await run.status()).approvals)
+
+
+async def test_a_machine_without_a_browser_reads_the_address(
+    engine: Engine, cli: Commands, guarded: OAuthServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The address of the page is on stderr, and that at which the other machine's browser ends is pasted."""
+    opened = threading.Event()
+
+    class Typed(io.StringIO):
+        def readline(self, *_: Any) -> str:  # type: ignore[override]  # of a terminal
+            opened.wait(60)
+            state = next(iter(guarded.states))
+            return f"http://127.0.0.1:9/callback?{httpx2.QueryParams({'state': state, 'code': 'nonsense'})}\n"
+
+    monkeypatch.setattr("sys.stdin", Typed())
+    opened.set()
+    guarded.states.append("unknown")
+    async with engine.served(Agent("host", ScriptedProvider([]))):
+        done = await cli("mcp", "login", guarded.url, "--no-browser")
+    assert done.code == 2
+    assert "this sign-in is not known here: it was used, or it has expired" in done.err
+
+
+async def test_a_person_who_does_not_agree(
+    engine: Engine, cli: Commands, guarded: OAuthServer, pages: list[httpx2.Response]
+) -> None:
+    guarded.agrees = False
+    async with engine.served(Agent("host", ScriptedProvider([]))):
+        done = await cli("mcp", "login", guarded.url)
+    assert done.code != 0
+    assert "the authorization server has refused: access_denied: <b>no</b>" in done.err
+    assert "&lt;b&gt;no&lt;/b&gt;" in pages[0].text
