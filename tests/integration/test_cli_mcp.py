@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import io
-import threading
+import queue
+import sys
 import webbrowser
 from collections.abc import Iterator
 from typing import Any
@@ -17,8 +17,10 @@ from perdure.testing import ScriptedProvider, call
 from tests.support.checks import results
 from tests.support.commands import Commands
 from tests.support.engine import Engine
-from tests.support.oauth import OAuthServer, serve_oauth
+from tests.support.oauth import OAuthServer, agree, serve_oauth
 from tests.support.wait import eventually
+
+RETURN = "http://127.0.0.1:9/callback"
 
 
 @pytest.fixture
@@ -96,25 +98,30 @@ async def _is_asked(run: Any) -> bool:
     return bool((await run.status()).approvals)
 
 
+class _Typed:
+    """A terminal at which somebody pastes one line."""
+
+    def __init__(self) -> None:
+        self.lines: queue.Queue[str] = queue.Queue()
+
+    def readline(self) -> str:
+        return self.lines.get(timeout=60)
+
+
 async def test_a_machine_without_a_browser_reads_the_address(
     engine: Engine, cli: Commands, guarded: OAuthServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The address of the page is on stderr, and that at which the other machine's browser ends is pasted."""
-    opened = threading.Event()
-
-    class Typed(io.StringIO):
-        def readline(self, *_: Any) -> str:  # type: ignore[override]  # of a terminal
-            opened.wait(60)
-            state = next(iter(guarded.states))
-            return f"http://127.0.0.1:9/callback?{httpx2.QueryParams({'state': state, 'code': 'nonsense'})}\n"
-
-    monkeypatch.setattr("sys.stdin", Typed())
-    opened.set()
-    guarded.states.append("unknown")
-    async with engine.served(Agent("host", ScriptedProvider([]))):
-        done = await cli("mcp", "login", guarded.url, "--no-browser")
-    assert done.code == 2
-    assert "this sign-in is not known here: it was used, or it has expired" in done.err
+    """The address of the page is printed, and that at which the other machine's browser ends is pasted."""
+    typed = _Typed()
+    async with engine.served(Agent("host", ScriptedProvider([]))) as client:
+        for paste, code in (("nothing", 2), ("forged", 2), ("", 0)):
+            login = await cli.spawn("mcp", "login", guarded.url, "--no-browser")
+            monkeypatch.setattr(sys, "stdin", typed)
+            answer = await agree((await login.until("Sign in here: ")).removeprefix("Sign in here: "))
+            answer |= {"state": "forged"} if paste == "forged" else {}
+            typed.lines.put("hello\n" if paste == "nothing" else f"{RETURN}?{httpx2.QueryParams(answer)}\n")
+            assert await login.ended() == code, login.output
+            assert len(await client.grants.list()) == (code == 0)
 
 
 async def test_a_person_who_does_not_agree(

@@ -260,3 +260,30 @@ async def test_the_secret_of_a_machine_goes_to_its_issuer_only(engine: Engine, g
     assert "robot-secret" not in str(raised.value)
     assert "POST /as/token" not in guarded.asked
     await server.close()
+
+
+@pytest.mark.server
+@pytest.mark.slow
+@pytest.mark.parametrize("rotates", [False, True])
+async def test_a_worker_that_is_killed_in_a_refresh_costs_a_consent_at_most(
+    engine: Engine, guarded: OAuthServer, rotates: bool
+) -> None:
+    """With a refresh token that rotates the answer that the worker did not get had the only good one."""
+    guarded.rotates = rotates
+    client = await engine.client()
+    worker = await engine.process("signing", TEST_MCP_URL=guarded.url)
+    await sign_in(client, guarded.url)
+    assert (await (await client.start("host", "Go.")).result()).content == "Done."
+    guarded.expire_all()
+    guarded.go_on.clear()
+    run = await client.start("host", "Go.")
+    await asyncio.to_thread(guarded.refreshing.wait, 60)
+    await worker.kill()
+    guarded.go_on.set()
+    await engine.process("signing", TEST_MCP_URL=guarded.url)
+    if rotates:
+        await waiting(run)
+        assert (await sign_in(client, guarded.url)).answered == (run.id,)
+    response = await run.result()
+    assert response.content == "Done."
+    assert results(response.messages)[-1].endswith("as ana")

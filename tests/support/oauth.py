@@ -79,7 +79,6 @@ class OAuthServer:
     asked: list[str] = field(default_factory=list)
     """Paths that were asked for, with their methods."""
     users: list[str] = field(default_factory=list)
-    states: list[str] = field(default_factory=list)
 
     @property
     def base(self) -> str:
