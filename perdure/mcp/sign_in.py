@@ -25,7 +25,7 @@ from typing import Any, NoReturn
 from urllib.parse import urlencode, urlsplit
 
 import httpx2
-from mcp.client.auth import OAuthClientProvider, OAuthFlowError, PKCEParameters
+from mcp.client.auth import OAuthClientProvider, OAuthFlowError, OAuthRegistrationError, PKCEParameters
 from mcp.client.auth.extensions.client_credentials import (
     ClientCredentialsOAuthProvider,
     PrivateKeyJWTOAuthProvider,
@@ -229,6 +229,12 @@ def _translate_errors(server_url: str) -> Iterator[None]:
     token = _in_flow.set(True)
     try:
         yield
+    except OAuthRegistrationError as error:
+        text = str(error).splitlines()[0] if str(error) else "it has no endpoint"
+        raise SignInError(
+            f"sign-in at {describe_url(server_url)}: the authorization server registers no clients: {text:.300}",
+            hint="Register one there by hand, and give OAuth(client_id=…), or `perdure mcp login --client-id`.",
+        ) from None
     except OAuthFlowError as error:  # also its subclasses
         text = str(error).splitlines()[0] if str(error) else type(error).__name__
         if text.startswith("State parameter mismatch"):
@@ -321,6 +327,7 @@ async def begin_sign_in(
             try:
                 await _run_flow(provider, request, _build_challenge(request, refusal, wanted), send)
             except _PersonNeeded as needed:
+                await _check_address(needed.url, url, not await _is_public_host(url))
                 return needed.url, _build_pending(provider, needed, redirect_uri)
     raise SignInError(f"{describe_url(url)} needs no sign-in")  # pragma: no cover  # the flow always leads to a person
 
