@@ -13,7 +13,6 @@ from ..hooks import HookSet
 from ..loop.finish import REMINDER_ID, TAG_PROMPT
 from ..loop.transcript import build_malformed_arguments_text, build_unknown_tool_text
 from ..ports import ModelRequest
-from ..ports.grants import GrantAccess
 from ..stages.stage import (
     ConversationCall,
     ModelCall,
@@ -313,7 +312,6 @@ class IterationStage:
         hooks: HookSet | None = None,
         forces: Callable[[Agent], bool] = lambda _: True,
         toolsets: Toolsets | None = None,
-        grants: Callable[[], GrantAccess | None] = lambda: None,
     ) -> None:
         """``memory`` returns the memory of one call of a tenant, ``resources`` what the lifespan yielded.
 
@@ -322,7 +320,6 @@ class IterationStage:
         self._agents = agents
         self._author = author
         self._toolsets = toolsets
-        self._grants = grants
         self._resources = resources
         self._memory = memory
         self._hook_runner = HookRunner(author, hooks)
@@ -463,5 +460,5 @@ class IterationStage:
             tenant=task.tenant,
             user=task.user,
         )
-        run_context.grant_access = self._grants()
+        run_context.grant_access = None if self._toolsets is None else self._toolsets.grants
         return run_context

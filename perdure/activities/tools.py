@@ -20,7 +20,6 @@ from ..agent.agent import Agent
 from ..errors import PerdureError, ToolError
 from ..hooks.dispatch import is_same_json
 from ..loop.transcript import build_unknown_tool_text
-from ..ports.grants import GrantAccess
 from ..ports.store import record_file
 from ..stages.stage import ToolCall, build_error_output
 from ..tools import (
@@ -145,7 +144,6 @@ class ToolActivity:
         memory: CreateMemory = lambda writes, tenant: Memory(writes=writes, tenant=tenant),
         cancellation: Callable[[], Cancellation] = get_cancellation,
         toolsets: Toolsets | None = None,
-        grants: Callable[[], GrantAccess | None] = lambda: None,
     ) -> None:
         """``heartbeat`` returns, inside an activity, a function that heartbeats from any thread.
 
@@ -154,7 +152,6 @@ class ToolActivity:
         """
         self._cancellation = get_cancellation
         self._toolsets = toolsets
-        self._grants = grants
         self._heartbeat = heartbeat
         self._memory = memory
         self._agents = agents
@@ -261,7 +258,7 @@ class ToolActivity:
             cancelled=cancelled,
             progress=call.report_progress,
         )
-        context.grant_access = self._grants()
+        context.grant_access = None if self._toolsets is None else self._toolsets.grants
         return context
 
 

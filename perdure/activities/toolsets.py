@@ -18,6 +18,7 @@ from typing import Any
 from ..agent.agent import Agent
 from ..errors import DefinitionError, PerdureError, ToolError, ToolsetError
 from ..ports import Blob, Cache, Toolset
+from ..ports.grants import GrantAccess
 from ..stages.stage import ConversationCall, ToolCall
 from ..tools import DeclaredTool, RunContext, Tool, Toolbox, format_error
 from ..tools.tool import ToolsetTool, is_renamed, pin_tools, suffix_tool_name
@@ -73,6 +74,8 @@ class Toolsets:
         self._author = author
         self._load = load
         self._clock = clock
+        self.grants: GrantAccess | None = None
+        """The grants of MCP servers, for the contexts of calls."""
         self._lists: dict[tuple[int, Hashable], _ToolList] = {}
         self._list_cache = taken
 

@@ -21,18 +21,9 @@ from ..ports import ListedTool, Toolset
 from ..ports.toolset import OnChange
 from ..tools import RunContext
 from ..types.redaction import Redaction, find_address_secrets, find_argument_secrets, find_variable_secrets
+from .authorization import Authorization, MachineAuthorization, PersonAuthorization, find_grant_owner
 from .grants import describe_url
-from .oauth import (
-    Authorization,
-    ClientCredentials,
-    ConsentNeededError,
-    MachineAuthorization,
-    NoUserError,
-    OAuth,
-    PersonAuthorization,
-    Refusal,
-    find_grant_owner,
-)
+from .oauth import ClientCredentials, ConsentNeededError, NoUserError, OAuth, Refusal
 
 if TYPE_CHECKING:
     from .connection import Connection

@@ -373,7 +373,6 @@ class Engine:
             hooks=self.hooks,
             forces=self._can_force,
             toolsets=self.toolsets,
-            grants=self._get_grants,
         )
         self.tool = ToolActivity(
             self.agents,
@@ -382,9 +381,7 @@ class Engine:
             heartbeat=build_heartbeat_reporter,
             memory=memory,
             toolsets=self.toolsets,
-            grants=self._get_grants,
         )
-        self._grants: StoreGrants | None = None
         self.collect, self.webhook = CollectActivity(self.store), WebhookActivity(self.store)
         attributes = self.search_attributes = SearchAttributeCheck()
         self.interceptor = StageInterceptor(lambda: self._stages, self._is_engine_activity, attributes, self.store)
@@ -428,7 +425,7 @@ class Engine:
             await stack.enter_async_context(self._resources)
             self._throttles = build_throttles(self._provider_limits)
             address = IN_PROCESS_ADDRESS if temporal is None else temporal.service_client.config.target_host
-            self._grants = StoreGrants(self.store, address, report_waiting)
+            self.toolsets.grants = StoreGrants(self.store, address, report_waiting)
             self._stages = self._build_stages()
             if temporal is not None and self._dispatches_webhooks:
                 await stack.enter_async_context(dispatch_webhooks(self.store, temporal, task_queue))
@@ -506,9 +503,6 @@ class Engine:
             return own
 
         return build_own_recorder(open_journal)
-
-    def _get_grants(self) -> StoreGrants | None:
-        return self._grants
 
     def _get_resources(self) -> Any:
         return self._resources.value
