@@ -6,6 +6,7 @@ A sign-in has two halves, with a browser between them: :meth:`McpGrants.begin` g
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import logging
 from collections.abc import Mapping
@@ -23,13 +24,16 @@ from ..ports.surfaces import add_seconds
 from ..types.messages import clean_text
 from ..types.redaction import find_address_secrets
 from .audit import audit_steering
+from .decisions import WaitRef, answer_pending_call
 from .handles import ClientHandle
-from .inbox import PendingCall, list_pending_calls
+from .pages import MAX_PAGE, Wait, list_wait_page
 
 logger = logging.getLogger("perdure.client")
 
 SIGN_IN_SECONDS = 600.0
 """Seconds for which a browser may be away."""
+SETTLE_SECONDS = 1.0
+"""Seconds after which calls that wait for a new grant are looked for once more."""
 MAX_PARAMETERS, MAX_PARAMETER_CHARS = 20, 8000
 """Most parameters of a browser's return, and characters of each."""
 _PAGE_ROWS = 500
@@ -161,17 +165,36 @@ class McpGrants:
 
     async def answer_waiting_calls(self, key: GrantKey, *, by: str | None = None) -> list[str]:
         """Answer the questions that wait for this grant; return the ids of their runs. One that cannot be answered now
-        is logged: it can be answered by hand."""
-        waiting = [call for call in await list_pending_calls(self._client) if _is_of_grant(call, key)]
-        answered = []
-        for call in waiting:
-            try:
-                await call.answer(True, by=by)
-            except PerdureError as error:
-                logger.warning("run %s waits for a sign-in that is done: %s", call.run_id, error.message)
-            else:
-                answered.append(call.run_id)
-        return answered
+        is logged: it can be answered by hand.
+
+        It looks twice: a call that found no grant a moment ago may not be in the table yet.
+        """
+        answered: dict[tuple[str, str], str] = {}
+        for delay in (0.0, SETTLE_SECONDS):
+            await asyncio.sleep(delay)
+            for wait in await self._list_waits_for(key):
+                name = (wait.run_id, wait.hash)
+                if name in answered:
+                    continue
+                try:
+                    await answer_pending_call(
+                        self._client.run(wait.run_id), WaitRef(wait.call_id, wait.hash, None), True, by=by
+                    )
+                except PerdureError as error:
+                    logger.warning("run %s waits for a sign-in that is done: %s", wait.run_id, error.message)
+                else:
+                    answered[name] = wait.run_id
+        return list(answered.values())
+
+    async def _list_waits_for(self, key: GrantKey) -> list[Wait]:
+        found: list[Wait] = []
+        cursor: str | None = None
+        while True:
+            page = await list_wait_page(self._client, kind="question", limit=MAX_PAGE, cursor=cursor)
+            found += [wait for wait in page.waits if _is_of_grant(wait.consent, key)]
+            if page.cursor is None:
+                return found
+            cursor = page.cursor
 
     async def list(self, *, tenant: str | None = None, limit: int = 1000) -> list[McpGrant]:
         """List the grants, by tenant, user and server; ``tenant``: only those of this one."""
@@ -233,9 +256,8 @@ class McpGrants:
         return store
 
 
-def _is_of_grant(call: PendingCall, key: GrantKey) -> bool:
-    consent = call.consent
-    return consent is not None and GrantKey(consent.tenant, consent.user, consent.server) == key
+def _is_of_grant(consent: Mapping[str, Any] | None, key: GrantKey) -> bool:
+    return consent is not None and tuple(consent.get(name, "") for name in ("tenant", "user", "server")) == key
 
 
 def _hash_state(state: str) -> str:

@@ -18,7 +18,7 @@ from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
 from ..encryption import KeyRing
-from ..errors import AuthContextError, PerdureError, ToolError
+from ..errors import AuthContextError, ToolError
 from ..ports.grants import GrantAccess, GrantKey, GrantRow
 from ..ports.store import format_utc_now
 from ..ports.surfaces import add_seconds
@@ -171,7 +171,14 @@ async def refresh_grant(access: GrantAccess, stored: StoredGrant, exchange: Exch
         await asyncio.sleep(delay)
         delay = min(delay * 2, 1.0)
     # A call that is cancelled here must not lose the token that the server has rotated.
-    return await asyncio.shield(asyncio.ensure_future(_exchange_leased(access, stored, owner, exchange)))
+    task = asyncio.ensure_future(_exchange_leased(access, stored, owner, exchange))
+    _exchanges.add(task)
+    task.add_done_callback(_exchanges.discard)
+    return await asyncio.shield(task)
+
+
+_exchanges: set[asyncio.Future[StoredGrant | None]] = set()
+"""Exchanges under way: the event loop keeps no task alive."""
 
 
 async def _exchange_leased(
@@ -180,11 +187,17 @@ async def _exchange_leased(
     key, version = stored.row.key, stored.row.version
     try:
         refreshed = await exchange(stored.grant)
-    except PerdureError:
+    except Exception:
         await access.run(lambda grants: grants.release_grant(key, owner))
         raise
-    if refreshed is None:  # a sign-in may have replaced it meanwhile, which the version tells
+    if refreshed is None:
         refreshed = replace(stored.grant, access_token=None, refresh_token=None, expires_at=None)
-    sealed, key_id = seal_grant(access.address, key, refreshed)
-    await access.run(lambda grants: grants.update_grant(key, version, sealed, key_id, format_utc_now()))
-    return await read_grant(access, key)
+    while True:
+        sealed, key_id = seal_grant(access.address, key, refreshed)
+        now = format_utc_now()
+        if await access.run(lambda grants: grants.update_grant(key, version, sealed, key_id, now)):  # noqa: B023  # awaited here
+            return await read_grant(access, key)
+        current = await read_grant(access, key)
+        if current is None or current.grant.refresh_token != stored.grant.refresh_token:
+            return current  # somebody has signed in again, or out
+        refreshed, version = replace(refreshed, declared=current.grant.declared), current.row.version

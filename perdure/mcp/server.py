@@ -248,6 +248,8 @@ class MCPServer(Toolset):
         loop = asyncio.get_running_loop()
         keys = [key for key in self._connections if key[0] is loop]
         await asyncio.gather(*(self._connections.pop(key).close() for key in keys))
+        for key in keys:
+            self._bearers.pop(key, None)
 
     async def _send_request(
         self, ctx: RunContext[Any], request: Callable[[Any], Any], *, retryable: bool, timeout: float | None = None
@@ -280,7 +282,7 @@ class MCPServer(Toolset):
         timeout: float | None,
     ) -> Any:
         # The SDK takes seconds to import on a busy machine, and the tools of other runs are on this loop.
-        await asyncio.to_thread(import_module, f"{__package__}.connection")
+        await asyncio.to_thread(import_module, f"{__package__}.{'connection' if self._auth is None else 'sign_in'}")
         from .connection import LostError, NotSentError
 
         authorization, key = self._find_authorization(ctx), self._build_connection_key(ctx, headers)

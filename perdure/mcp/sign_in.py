@@ -43,7 +43,8 @@ from mcp.shared.auth import (
 from mcp_types import LATEST_PROTOCOL_VERSION
 from pydantic import AnyUrl, ValidationError
 
-from ..errors import ToolError
+from ..errors import PerdureError, ToolError
+from ..types.redaction import Redaction
 from ..webhooks import is_public, resolve_host
 from .connection import NotSentError
 from .grants import Grant, describe_url
@@ -224,8 +225,17 @@ def _settle_client_authentication(client: OAuthClientInformationFull, metadata: 
 
 
 @contextmanager
-def _translate_errors(server_url: str) -> Iterator[None]:
-    """Raise the SDK's errors as ``SignInError``, without what may be secret in them."""
+def _translate_errors(server_url: str, *secrets: str | None) -> Iterator[None]:
+    """Raise the SDK's errors as ``SignInError``. A server may repeat in its own what it was sent: ``secrets``."""
+    try:
+        with _translate_sdk_errors(server_url):
+            yield
+    except PerdureError as error:
+        raise Redaction(tuple(filter(None, secrets))).redact_error(error) from None
+
+
+@contextmanager
+def _translate_sdk_errors(server_url: str) -> Iterator[None]:
     token = _in_flow.set(True)
     try:
         yield
@@ -321,7 +331,7 @@ async def begin_sign_in(
     provider = _PersonFlow(url, client_metadata, storage, client_metadata_url=auth.client_metadata_url)
     request = _build_probe(url)
     async with _open_sender(url) as send:
-        with _translate_errors(url):
+        with _translate_errors(url, auth.client_secret):
             refusal = read_refusal(await send(request), None) or Refusal(HTTP_UNAUTHORIZED, None, None, None)
             wanted = union_scopes(" ".join(dict.fromkeys((*auth.scopes, *scopes))) or None, refusal.scope)
             try:
@@ -384,7 +394,8 @@ async def finish_sign_in(pending: PendingSignIn, answer: dict[str, str]) -> Gran
     storage = _FlowStorage()
     grant = Grant(pending.client, pending.metadata, pending.resource, protocol_version=pending.protocol_version)
     provider = _restore_flow(pending.server, grant, storage, pending.redirect_uri, pending.scope)
-    with _translate_errors(pending.server):
+    secret = pending.client.get("client_secret")
+    with _translate_errors(pending.server, answer.get("code"), pending.verifier, pending.state, secret):
         validate_authorization_response_iss(answer.get("iss"), provider.context.oauth_metadata)
         if "error" in answer:
             why = ": ".join(answer[name] for name in ("error", "error_description") if answer.get(name))
@@ -441,7 +452,7 @@ async def refresh_tokens(url: str, grant: Grant) -> Grant | None:
     storage = _FlowStorage(tokens=tokens)
     provider = _restore_flow(url, grant, storage)
     provider.context.current_tokens = tokens
-    with _translate_errors(url):
+    with _translate_errors(url, *_list_secrets(grant)):
         request = await provider._refresh_token()  # a subclass
         async with _open_sender(url) as send:
             response = await send(request)
@@ -486,7 +497,7 @@ async def fetch_machine_tokens(url: str, auth: ClientCredentials, refusal: Refus
                 raise SignInError(f"{describe_url(str(request.url))} gives no token: {_describe_token_error(response)}")
             return response
 
-        with _translate_errors(url):
+        with _translate_errors(url, auth.client_secret):
             await _run_flow(provider, request, challenge, send_checked)
     return _add_tokens(Grant(), storage)
 
@@ -501,13 +512,17 @@ async def revoke_tokens(url: str, grant: Grant) -> bool:
     provider = _restore_flow(url, grant, _FlowStorage())
     hint = "refresh_token" if grant.refresh_token else "access_token"
     data = {"token": token, "token_type_hint": hint, "client_id": provider.context.client_info.client_id}  # type: ignore[union-attr]  # restored
-    with _translate_errors(url):
+    with _translate_errors(url, *_list_secrets(grant)):
         data, headers = provider.context.prepare_token_auth(data, {})
         async with _open_sender(url) as send:
             response = await send(httpx2.Request("POST", str(endpoint), data=data, headers=headers))
     if response.status_code != HTTP_OK:
         raise SignInError(f"{describe_url(str(endpoint))} has not revoked the grant: {_describe_token_error(response)}")
     return True
+
+
+def _list_secrets(grant: Grant) -> tuple[str | None, ...]:
+    return grant.access_token, grant.refresh_token, (grant.client or {}).get("client_secret")
 
 
 def _describe_token_error(response: httpx2.Response) -> str:

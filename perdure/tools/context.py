@@ -8,14 +8,13 @@ import threading
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Generic, NoReturn, Protocol, cast, overload
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, Protocol, cast, overload
 
 from pydantic import ValidationError
 from pydantic_core import to_jsonable_python
 from typing_extensions import ParamSpec, TypeVar
 
 from ..errors import QuestionDeclinedError
-from ..ports.grants import GrantAccess
 from ..types.approvals import Consent
 from ..types.limits import parse_seconds
 from ..types.messages import clean_text
@@ -24,6 +23,9 @@ from ..types.tool_calls import QUESTION_CHARS, Question, ToolAnswer
 from .json_schema import build_form, build_type_adapter, explain_validation_error
 from .memory import Memory
 from .results import dump_result_json
+
+if TYPE_CHECKING:
+    from ..ports.grants import GrantAccess
 
 # ---
 # ``ctx.ask``: a tool's questions to a person.

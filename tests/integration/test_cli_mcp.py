@@ -63,6 +63,9 @@ async def test_a_login_from_the_question_to_the_logout(
         [listed] = (await cli("approvals", "--json")).json
         assert listed["consent"] == {"server": guarded.url, "scopes": [], "tenant": "acme", "user": ""}
 
+        listed = await cli("approvals")
+        assert f"sign in: perdure mcp login {guarded.url} --tenant acme\n" in listed.out
+
         done = await cli("mcp", "login", guarded.url, "--tenant", "acme", "--scope", "mail", "--by", "ana")
         assert done.code == 0, done.err
         assert done.out == f"signed in to {guarded.url}; 1 waiting call of {run.id}\n"

@@ -96,6 +96,16 @@ async def test_an_answer_that_is_not_the_browsers(
     assert await client.grants.list() == []
 
 
+async def test_a_token_endpoint_that_repeats_what_it_was_sent(client: Client, guarded: OAuthServer) -> None:
+    guarded.repeats = True
+    answer = await agree(await begin(client, guarded)) | {"code": "guessed-0123456789"}
+    with pytest.raises(ToolError) as raised:
+        await client.grants.finish(answer)
+    assert "invalid_request: not grant_type=authorization_code" in raised.value.message
+    assert "0123456789" not in raised.value.message
+    assert "code_verifier=[redacted]" in raised.value.message
+
+
 async def test_an_answer_counts_once_and_for_the_person_who_began(client: Client, guarded: OAuthServer) -> None:
     answer = await agree(await begin(client, guarded, by="ana"))
     with pytest.raises(InvalidInputError, match="another person has begun"):

@@ -63,6 +63,8 @@ class OAuthServer:
     """Set when a refresh is asked for."""
     go_on: threading.Event = field(default_factory=threading.Event)
     """A refresh is answered when it is set."""
+    repeats: bool = False
+    """Errors of its token endpoint have what was sent."""
     padding: int = 0
     """Bytes that the metadata has too many."""
     token_url: str | None = None
@@ -139,6 +141,13 @@ class OAuthServer:
         return RedirectResponse(f"{asked['redirect_uri']}?{urlencode(answer)}", 302)
 
     async def token(self, request: Request) -> Response:
+        response = await self.answer_token(request)
+        if self.repeats and response.status_code >= 400:
+            said = f"not {(await request.body()).decode()}"
+            return JSONResponse({"error": "invalid_request", "error_description": said}, 400)
+        return response
+
+    async def answer_token(self, request: Request) -> Response:
         asked = {name: values[0] for name, values in parse_qs((await request.body()).decode()).items()}
         match asked["grant_type"]:
             case "authorization_code":
