@@ -91,7 +91,11 @@ def login(
     signed_in = call_client(server, act)
     runs = len(signed_in.answered)
     waited = f"; {runs} waiting call{'' if runs == 1 else 's'} of {', '.join(signed_in.answered)}" if runs else ""
-    facts = asdict(signed_in.grant) | {"answered": list(signed_in.answered)}
+    if signed_in.unanswered:
+        runs_left = escape_line(", ".join(signed_in.unanswered))
+        hint = "they are answered once a worker runs: perdure answer RUN true"
+        print_line(f"calls of {runs_left} wait for this sign-in, and could not be told; {hint}", error=True)
+    facts = asdict(signed_in.grant) | {"answered": signed_in.answered, "unanswered": signed_in.unanswered}
     output.print_result(facts, f"signed in to {escape_line(signed_in.grant.server)}{escape_line(waited)}")
 
 

@@ -83,6 +83,8 @@ class SignedIn:
     grant: McpGrant
     answered: tuple[str, ...]
     """Ids of the runs whose calls had waited for it, and go on."""
+    unanswered: tuple[str, ...]
+    """Ids of the runs that wait for it and could not be told, as no worker served them: answer them by hand."""
     note: str = ""
     """What the caller of :meth:`McpGrants.begin` has noted."""
 
@@ -160,16 +162,16 @@ class McpGrants:
             await store.create_grant(build_grant_row(self._address, key, grant, actor))
         written = await store.get_grant(key)
         assert written is not None, "just written"
-        answered = await self.answer_waiting_calls(key, by=actor)
-        return SignedIn(_build_grant(written), tuple(answered), str(about["note"]))
+        answered, unanswered = await self._answer_waiting_calls(key, actor)
+        return SignedIn(_build_grant(written), tuple(answered), tuple(unanswered), str(about["note"]))
 
-    async def answer_waiting_calls(self, key: GrantKey, *, by: str | None = None) -> list[str]:
-        """Answer the questions that wait for this grant; return the ids of their runs. One that cannot be answered now
-        is logged: it can be answered by hand.
+    async def _answer_waiting_calls(self, key: GrantKey, by: str) -> tuple[list[str], list[str]]:
+        """Answer the questions that wait for this grant; return the ids of the runs that go on, and of the others.
 
         It looks twice: a call that found no grant a moment ago may not be in the table yet.
         """
         answered: dict[tuple[str, str], str] = {}
+        failed: dict[tuple[str, str], str] = {}
         for delay in (0.0, SETTLE_SECONDS):
             await asyncio.sleep(delay)
             for wait in await self._list_waits_for(key):
@@ -177,14 +179,15 @@ class McpGrants:
                 if name in answered:
                     continue
                 try:
-                    await answer_pending_call(
-                        self._client.run(wait.run_id), WaitRef(wait.call_id, wait.hash, None), True, by=by
-                    )
+                    question = WaitRef(wait.call_id, wait.hash)
+                    await answer_pending_call(self._client.run(wait.run_id), question, True, by=by)
                 except PerdureError as error:
                     logger.warning("run %s waits for a sign-in that is done: %s", wait.run_id, error.message)
+                    failed[name] = wait.run_id
                 else:
                     answered[name] = wait.run_id
-        return list(answered.values())
+                    failed.pop(name, None)
+        return list(answered.values()), list(failed.values())
 
     async def _list_waits_for(self, key: GrantKey) -> list[Wait]:
         found: list[Wait] = []

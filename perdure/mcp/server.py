@@ -187,7 +187,8 @@ class MCPServer(Toolset):
             "this call has succeeded."
         )
         parameters: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
-        return [ListedTool(f"connect_{self.name}", text, parameters, idempotent=True, provisional=True)]
+        # The blank becomes "_" for models: no tool of a server has this name.
+        return [ListedTool(f"connect {self.name}", text, parameters, idempotent=True, provisional=True)]
 
     async def list(self, ctx: RunContext[Any]) -> Sequence[ListedTool]:
         """See base class."""

@@ -10,9 +10,10 @@ import pytest
 
 from perdure import Agent, Client, ToolContext
 from perdure.client.grants import SignedIn
-from perdure.errors import ToolError
+from perdure.errors import StoreError, ToolError
 from perdure.mcp import ClientCredentials, MCPServer, OAuth
 from perdure.ports import ModelRequest
+from perdure.store.grants import GrantTables
 from perdure.testing import ScriptedProvider, call
 from tests.support.checks import results
 from tests.support.engine import Engine
@@ -237,6 +238,34 @@ async def test_a_token_endpoint_that_fails_is_an_error_and_the_grant_stays(
     failed, acted = results(response.messages)
     assert "was not refreshed: HTTP 503" in failed
     assert acted == "act 1 as ana"
+
+
+async def test_a_store_that_is_away_is_waited_for_and_asks_nobody(
+    engine: Engine, guarded: OAuthServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agent, _ = host(MCPServer.http(guarded.url, auth=OAuth()), call("act"), "Done.")
+    async with engine.served(agent) as client:
+        await sign_in(client, guarded.url)
+        guarded.expire_all()
+        failures = {"get_grant": 2, "lease_grant": 1, "update_grant": 2}
+        for name in failures:
+            monkeypatch.setattr(GrantTables, name, _fail_at_first(getattr(GrantTables, name), name, failures))
+        response = await (await client.start("host", "Go.")).result()
+    assert results(response.messages) == ["act 1 as ana"]
+    assert set(failures.values()) == {0}
+    assert guarded.refreshes == 1
+
+
+def _fail_at_first(method: Any, name: str, failures: dict[str, int]) -> Any:
+    async def call_method(*args: Any, **options: Any) -> Any:
+        if failures[name]:
+            failures[name] -= 1
+            error = StoreError("the store is away")
+            error.retryable = True
+            raise error
+        return await method(*args, **options)
+
+    return call_method
 
 
 async def test_a_machine_has_tokens_of_its_own_and_fetches_them_again(engine: Engine, guarded: OAuthServer) -> None:

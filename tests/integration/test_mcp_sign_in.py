@@ -18,6 +18,7 @@ from perdure.testing import ScriptedProvider, call
 from tests.support.checks import results
 from tests.support.engine import Engine
 from tests.support.oauth import OAuthServer, agree, serve_oauth
+from tests.support.wait import eventually
 
 RETURN = "http://127.0.0.1:9/callback"
 KEY, OTHER_KEY = (base64.b64encode(bytes([number]) * 32).decode() for number in (1, 2))
@@ -70,6 +71,32 @@ async def test_a_client_that_was_registered_by_hand(client: Client, guarded: OAu
     await client.grants.finish(await agree(page))
     [grant] = await client.grants.list()
     assert grant.state == "valid"
+
+
+async def test_a_sign_in_begins_with_the_client_that_the_agent_has_declared(
+    engine: Engine, client: Client, guarded: OAuthServer
+) -> None:
+    """Where the agent's code is not: a command, a console. The secret is told to nobody on the way."""
+    guarded.registers = False
+    guarded.clients["by-hand"] = {}
+    auth = OAuth(client_id="by-hand", client_secret="hush-hush-0123")
+    server = MCPServer.http(guarded.url, auth=auth, name="crm")
+    agent = Agent("user", ScriptedProvider([call("connect_crm"), call("act"), "Done."]), toolsets=[server])
+    async with engine.served(agent) as other:
+        run = await other.start("user", "Go.")
+        await eventually(lambda: _has_asked(other), deadline=45, what="the question")
+        [listed] = await other.grants.list()
+        assert listed.state == "needs sign-in"
+        page = await begin(other, guarded)
+        assert "client_id=by-hand&" in page
+        assert (await other.grants.finish(await agree(page))).answered == (run.id,)
+        assert results((await run.result()).messages)[-1] == "act 1 as ana"
+        [question] = [event async for event in run.events() if event.type == "question.asked"]
+    assert "hush" not in str(question)
+
+
+async def _has_asked(client: Client) -> bool:
+    return bool(await client.approvals())
 
 
 @pytest.mark.parametrize(
