@@ -464,9 +464,9 @@ async def _open_http_streams(url: str, headers: Mapping[str, str], bearer: Beare
             refusals.append(refusal)
 
     async with AsyncExitStack() as stack:
-        client = await stack.enter_async_context(create_mcp_http_client(headers=dict(headers)))
-        client.event_hooks["response"].append(record_post_status)
+        client = await stack.enter_async_context(ExchangeClient(headers=dict(headers)))
         if bearer.is_needed:
             client.event_hooks["request"].append(add_token)
             client.event_hooks["response"].append(record_refusal)
-        yield await stack.enter_async_context(streamable_http_client(url, http_client=client))
+        transport = streamable_http_client(url, http_client=client, max_sse_event_size=MAX_ANSWER_BYTES)
+        yield await stack.enter_async_context(transport)
