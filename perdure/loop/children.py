@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Literal
 
-from ..types.messages import copy_shared
 from ..types.run_ids import format_child_run_id
 from ..types.state import BranchingStep, PendingBranch, RunState, ToolCallState
 from ..types.subagents import BackgroundRun, BackgroundStatus, BranchOutcome, CollectCall
@@ -89,6 +88,12 @@ def list_awaited_background_runs(state: RunState) -> list[BackgroundRun]:
 def build_background_statuses(state: RunState) -> tuple[BackgroundStatus, ...]:
     """List the background runs as ``status`` shows them."""
     return tuple(
-        BackgroundStatus(**copy_shared(row, BackgroundStatus), context_id=build_child_run_id(state, row))
+        BackgroundStatus(
+            handle=row.handle,
+            agent=row.agent,
+            state=row.state,
+            collected=row.collected,
+            context_id=build_child_run_id(state, row),
+        )
         for row in state.background
     )

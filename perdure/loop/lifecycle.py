@@ -9,7 +9,7 @@ from ..errors import InvalidInputError
 from ..types.approvals import hash_name
 from ..types.interface import OperatorPause
 from ..types.limits import Bounds
-from ..types.messages import NAME_CHARS, clean_text, copy_shared
+from ..types.messages import NAME_CHARS, clean_text
 from ..types.run_ids import read_tenant
 from ..types.state import Pause, RequestedPause, RunState, TurnAnswer, read_state
 from ..types.wire import TurnFailure
@@ -249,8 +249,19 @@ def create_run_state(raw: Any, context_id: str, scope: str, parent_id: str | Non
     if parent is not None and not is_child:  # reopened by a client: only its restrictions hold
         parent = parent.model_copy(update={"background": False})
     state = RunState(
-        **copy_shared(start, RunState, parent=parent),
         context_id=context_id,
+        agent=start.agent,
+        mode=start.mode,
+        context=start.context,
+        auth_context=start.auth_context,
+        auth_ref=start.auth_ref,
+        parent=parent,
+        tenant=start.tenant,
+        user=start.user,
+        max_history_events=start.max_history_events,
+        idle_timeout=start.idle_timeout,
+        store_id=start.store_id,
+        resume=start.resume,
         scope=parent.scope if parent is not None and is_child else scope,
         is_child=is_child,
         overrides=start.override.model_dump(mode="json", exclude_none=True) if start.override else None,

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..errors import InvalidInputError, RunClosedError
 from ..types.interface import Start, UserMessage, check_run_labels
-from ..types.messages import BlobRef, ContentPart, TextPart, clean_text, copy_shared
+from ..types.messages import BlobRef, ContentPart, TextPart, clean_text
 from ..types.plain_json import measure_json
 from ..types.state import MAX_NAMED_TURNS, MAX_SEEN_IDS, RunState, TurnState
 from ..types.wire import NewItem, NewMessage
@@ -211,7 +211,16 @@ def _add_to_inbox(state: RunState, message: UserMessage) -> str:
         set_caller(state, message)
         return turn.task_id
     by = clean_text(message.by) if message.by else None
-    new = NewMessage(**copy_shared(message, NewMessage, content=clean_content(message.content), id=message_id, by=by))
+    new = NewMessage(
+        content=clean_content(message.content),
+        id=message_id,
+        by=by,
+        store_id=message.store_id,
+        typed=message.typed,
+        auth_context=message.auth_context,
+        auth_ref=message.auth_ref,
+        on_behalf_of=message.on_behalf_of,
+    )
     count, byte_count = _count_waiting_messages(state)
     state.waiting, state.waiting_bytes = count + 1, byte_count + measure_model(new)
     state.inbox.append(new)

@@ -17,7 +17,6 @@ from ..types.interface import (
     IndexedStatus,
     Status,
 )
-from ..types.messages import copy_shared
 from ..types.plain_json import measure_json
 from ..types.state import RunState, ToolCallState
 from ..types.subagents import CollectCall
@@ -117,7 +116,16 @@ def build_status(state: RunState, since: str | None = None, under_way: decide.Ne
     at_limit = is_paused and state.pause is None and requested_pause is None
     return Status.model_validate(
         {
-            **copy_shared(state, Status),
+            "agent": state.agent,
+            "context_id": state.context_id,
+            "mode": state.mode,
+            "head": state.head,
+            "store_id": state.store_id,
+            "usage": state.usage,
+            "cost_usd": state.cost_usd,
+            "decided": state.decided,
+            "standing": state.standing,
+            "refused": state.refused,
             "state": phase,
             "doing": work,
             "since": state.pause.since if state.pause else since,

@@ -41,7 +41,7 @@ from ..types.events import (
 )
 from ..types.interface import FINISH_TOOL, OperatorPause, Response
 from ..types.limits import LimitUse
-from ..types.messages import INLINE_BYTES, FilePart, TextPart, copy_shared
+from ..types.messages import INLINE_BYTES, FilePart, TextPart
 from ..types.plain_json import measure_json
 from ..types.run_ids import format_child_run_id
 from ..types.tool_calls import (
@@ -154,8 +154,16 @@ def build_branches_completed(task: ModelInput, fields: dict[str, Any]) -> Iterat
     """Build the events of the outcomes of the branches that the step has waited for."""
     for outcome in task.branches:
         child = format_child_run_id(task.context_id, task.scope, outcome.op)
-        shared = copy_shared(outcome, BranchCompleted)
-        event = BranchCompleted(**fields, **shared, iteration=task.iteration, child_context_id=child)
+        event = BranchCompleted(
+            **fields,
+            iteration=task.iteration,
+            child_context_id=child,
+            agent=outcome.agent,
+            content=outcome.content,
+            blob=outcome.blob,
+            error_type=outcome.error_type,
+            error=outcome.error,
+        )
         yield NewEvent(event, key=f"branch/{task.scope}/{outcome.op}")
 
 
@@ -195,7 +203,15 @@ def build_input_events(call: ModelCall, fields: dict[str, Any]) -> Iterator[NewE
                 if item.decided.state == "approved":  # a client was to run the call from then on
                     yield NewEvent(ToolStarted(**fields, call_id=item.call_id, name=item.name), key=f"began/{key}")
             if item.key is None:
-                result = ToolCompleted(**fields, **copy_shared(item, ToolCompleted, content=item.text or ""))
+                result = ToolCompleted(
+                    **fields,
+                    call_id=item.call_id,
+                    name=item.name,
+                    content=item.text or "",
+                    blob=item.blob,
+                    is_error=item.is_error,
+                    answered_by=item.answered_by,
+                )
                 yield NewEvent(result, key=build_result_event_key(task.scope, head, item.call_id))
         elif item.id != REMINDER_ID:
             plain = json.dumps(item.model_dump(mode="json", exclude_none=True), sort_keys=True)
@@ -323,9 +339,12 @@ def build_tool_end_events(call: ToolCall, output: ToolOutput) -> list[NewEvent]:
         return [NewEvent(callback, key=f"asked/{call.key}")]
     event = ToolCompleted(
         **fields,
-        **copy_shared(output, ToolCompleted, content=output.content or ""),
         call_id=task.call_id,
         name=task.name,
+        content=output.content or "",
+        blob=output.blob,
+        files=output.files,
+        is_error=output.is_error,
         answered_by=task.side.answered_by if isinstance(task.side, AfterExternalCall) else None,
     )
     return [NewEvent(event, key=build_result_event_key(task.scope, task.head, task.call_id))]
@@ -367,8 +386,18 @@ def build_reply_events(call: ModelCall, reply: ModelReply) -> list[NewEvent]:
         return list(_build_conversation_compacted(call, reply))
     if output.branches:
         return list(build_branches_started(task, output, fields))
-    calls = tuple(CallSaid(**copy_shared(call, CallSaid)) for call in output.calls)
-    completed = ModelCompleted(**fields, **copy_shared(output, ModelCompleted, calls=calls), iteration=task.iteration)
+    completed = ModelCompleted(
+        **fields,
+        iteration=task.iteration,
+        model=output.model,
+        text=output.text,
+        blob=output.blob,
+        calls=tuple([CallSaid(id=call.id, name=call.name, arguments=call.arguments) for call in output.calls]),
+        finish_reason=output.finish_reason,
+        usage=output.usage,
+        cost_usd=output.cost_usd,
+        head=output.head,
+    )
     steps = [NewEvent(step.model_copy(update=fields)) for step in reply.step_events]
     events = [*steps, *_build_messages_withheld(call, reply), NewEvent(completed)]
     if task.purpose == "call":  # the loop runs no call of another reply, and none of them waits

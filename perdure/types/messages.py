@@ -36,16 +36,6 @@ class Data(BaseModel):
     model_config = ConfigDict(extra="ignore", frozen=True, defer_build=True)
 
 
-def copy_shared(source: BaseModel, target: type[BaseModel], **changes: Any) -> dict[str, Any]:
-    """Return the fields that ``source`` and ``target`` both have, with the values of ``source``, and ``changes``."""
-    return {name: getattr(source, name) for name in _list_shared_fields(type(source), target)} | changes
-
-
-@cache
-def _list_shared_fields(source: type[BaseModel], target: type[BaseModel]) -> tuple[str, ...]:
-    return tuple(name for name in target.model_fields if name in source.model_fields)
-
-
 class BlobRef(Data):
     """Reference to bytes in the store that are too large for a message or for history."""
 

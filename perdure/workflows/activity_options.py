@@ -10,16 +10,27 @@ from temporalio.common import RetryPolicy
 from temporalio.exceptions import ActivityError, ApplicationError, CancelledError, RetryState, is_cancelled_exception
 from temporalio.workflow import ActivityCancellationType
 
-from ..types.messages import copy_shared
 from ..types.state import RunState, ToolCallState
-from ..types.wire import NOTHING_RECORDED, CallFacts, ToolInput
+from ..types.wire import NOTHING_RECORDED, ToolInput
 
 
 def build_call_facts(state: RunState, op: int, *, calling_model: bool = False) -> dict[str, Any]:
     """Build the fields of ``CallFacts``, which every activity input has."""
     turn = state.turn
     return {
-        **copy_shared(state, CallFacts, op=op),
+        "agent": state.agent,
+        "context_id": state.context_id,
+        "scope": state.scope,
+        "op": op,
+        "schema_version": state.schema_version,
+        "store_id": state.store_id,
+        "context": state.context,
+        "auth_context": state.auth_context,
+        "auth_ref": state.auth_ref,
+        "caller": state.caller,
+        "tenant": state.tenant,
+        "user": state.user,
+        "is_child": state.is_child,
         "task_id": turn.task_id if turn else "",
         "iteration": (turn.iteration if turn else 0) + (1 if calling_model else 0),
         "lineage": state.parent.lineage if state.parent else None,
