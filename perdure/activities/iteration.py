@@ -203,7 +203,7 @@ class ReplyReader:
             usage=message.usage or Usage(),
             cost_usd=message.cost_usd,
             model=message.model or "",
-            unasked=message.finish_reason == "veto",
+            is_synthetic=message.finish_reason == "veto",
             limits=_build_agent_limits(agent),
         )
 
@@ -225,7 +225,9 @@ def build_step_reply(agent: Agent, finish: FinalAnswer) -> ModelReply:
     parts = (TextPart(text=finish.content),) if finish.content else ()
     message = Message(role="assistant", parts=parts, finish_reason="stop", usage=Usage(), cost_usd=0.0)
     return ModelReply(
-        ModelOutput(text=message.text, finish=finish, cost_usd=0.0, unasked=True, limits=_build_agent_limits(agent)),
+        ModelOutput(
+            text=message.text, finish=finish, cost_usd=0.0, is_synthetic=True, limits=_build_agent_limits(agent)
+        ),
         message,
     )
 

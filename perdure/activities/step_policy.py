@@ -158,7 +158,7 @@ class StepBranches:
         """Read the answer of a branch that has ended. Raises ``BranchError``."""
         task = self._call.input
         child = format_child_run_id(task.context_id, task.scope, outcome.op)
-        what = f"the branch {outcome.said} (run {child})"
+        what = f"the branch {outcome.label} (run {child})"
         if outcome.error_type is not None:
             cause = build_error(outcome.error_type, outcome.error or "")
             if isinstance(cause, BranchError):
@@ -211,7 +211,7 @@ def _build_branch_request(
     label = agent if text is None else f"{agent}: {text}"
     return BranchRequest(
         key=hashlib.sha256(plain.encode()).hexdigest()[:32],
-        said=repr(label if len(label) <= BRANCH_LABEL_CHARS else label[:BRANCH_LABEL_CHARS] + "…"),
+        label=repr(label if len(label) <= BRANCH_LABEL_CHARS else label[:BRANCH_LABEL_CHARS] + "…"),
         agent=agent,
         message=text,
         typed=typed,

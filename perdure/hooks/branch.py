@@ -45,7 +45,7 @@ class Branch:
         """Whether the policy waits for the answer, or already has it."""
 
     def __repr__(self) -> str:
-        return f"<Branch {self.request.said}>"
+        return f"<Branch {self.request.label}>"
 
     def __await__(self) -> Generator[Any, None, Any]:
         return self._wait_for_answer().__await__()
@@ -142,8 +142,8 @@ class Branches:
         return [waiter for waiter in waiters if not waiter.done()]
 
     def _build_changed_branch_error(self) -> DefinitionError:
-        description = next(branch.request.said for branch in self.new_branches if branch.is_awaited)
-        before = self._unclaimed[0].said
+        description = next(branch.request.label for branch in self.new_branches if branch.is_awaited)
+        before = self._unclaimed[0].label
         return DefinitionError(
             f"the policy asks for the branch {description}, where it asked for {before} when it ran before",
             hint="A policy runs again from its start when a branch has answered, and has to make the same requests: "
@@ -177,7 +177,7 @@ class Branches:
         """Raise ``DefinitionError`` for a branch that was begun and not awaited; or not until the policy was left, as
         with a timeout of its own or a task left behind: the step would go on as if there were no branch."""
         if self.new_branches and not self.is_left:
-            reason = f"the policy began the branch {self.new_branches[0].request.said} and did not wait for its answer"
+            reason = f"the policy began the branch {self.new_branches[0].request.label} and did not wait for its answer"
             hint = "Write await step.branch(…), without a timeout around it, or in a plain def step.branch(…).result()."
             raise DefinitionError(reason, hint=hint)
 

@@ -42,12 +42,12 @@ def apply_model(state: RunState, step: CallModel, output: ModelOutput) -> None:
     turn = state.turn
     assert turn is not None, "a model call without a turn"
     if output.branches:
-        open_branches(state, step.taken, output)
+        open_branches(state, step.taken_from_inbox, output)
         return
     drop_branches(state)
     _count_model_call(state, turn, output)
-    state.carry = []
-    state.inbox = state.inbox[step.taken :]
+    state.unsent = []
+    state.inbox = state.inbox[step.taken_from_inbox :]
     state.recorded = False
     turn.unanswered = []
     state.head, state.store_id, state.limits = output.head, output.store_id, output.limits
@@ -56,8 +56,8 @@ def apply_model(state: RunState, step: CallModel, output: ModelOutput) -> None:
     if output.overrides is not None:
         keep_overrides(state, output.overrides)
     state.pinned = output.pinned or state.pinned
-    if output.indexed is not None:
-        state.indexed, state.noted = list(output.indexed), output.noted
+    if output.search_attributes is not None:
+        state.search_attributes, state.memo_is_written = list(output.search_attributes), output.memo_is_written
     update_compaction_after_reply(state, output)
     if step.purpose == "force_finish":
         turn.forced, turn.reached = True, step.limit
@@ -77,7 +77,7 @@ def apply_model(state: RunState, step: CallModel, output: ModelOutput) -> None:
     elif output.finish is not None:
         _set_turn_answer(turn, output.finish, output)
     elif not output.calls:
-        state.carry = [_build_reminder_message(output)]
+        state.unsent = [_build_reminder_message(output)]
     turn.rejected = turn.rejected + 1 if output.rejected else turn.rejected
     turn.cut = turn.cut + 1 if output.cut else 0
     collect_results(state)
@@ -113,12 +113,12 @@ def _apply_forced_reply(state: RunState, turn: TurnState, output: ModelOutput) -
     elif output.rejected:
         turn.rejected += 1
         turn.answer = None
-        state.carry = [_build_immediate_result(call) or build_error_result(call, NOT_RUN) for call in calls]
-        state.carry += [] if output.calls else [_build_reminder_message(output)]
+        state.unsent = [_build_immediate_result(call) or build_error_result(call, NOT_RUN) for call in calls]
+        state.unsent += [] if output.calls else [_build_reminder_message(output)]
         return
     else:
         _set_turn_answer(turn, output.finish or FinalAnswer(content=output.text), output, at_limit=True)
-    state.carry = [build_error_result(call, NOT_RUN) for call in calls]
+    state.unsent = [build_error_result(call, NOT_RUN) for call in calls]
 
 
 def _build_reminder_message(output: ModelOutput) -> NewMessage:
@@ -129,10 +129,10 @@ def _count_model_call(state: RunState, turn: TurnState, output: ModelOutput) -> 
     """Count the model call. Each call of the reply gets an operation number right after the model call's own."""
     state.op += 1 + len(output.calls)
     turn.iteration += 1
-    turn.unasked += output.unasked
+    turn.replies_without_model += output.is_synthetic
     state.iterations += 1
     add_usage(state, output.usage, output.cost_usd)
-    if not output.unasked:
+    if not output.is_synthetic:
         state.largest = compute_largest_call(state, output.usage.total_tokens, output.cost_usd)
 
 
@@ -197,13 +197,13 @@ def end_turn_at_limit(state: RunState) -> None:
 
 def drop_reminder(state: RunState) -> None:
     """Drop the reminder to the model from the carried items: the turn is over."""
-    state.carry = [new for new in state.carry if isinstance(new, NewResult) or new.id != REMINDER_ID]
+    state.unsent = [new for new in state.unsent if isinstance(new, NewResult) or new.id != REMINDER_ID]
 
 
 def apply_external_result(state: RunState, op: int, result: NewResult, error_type: str = "") -> None:
     """Apply the result of the external call of operation ``op``; ``error_type`` names the error of a failed one."""
     for pending in state.calls:
-        if pending.op == op and pending.result is None and pending.returned is None:
+        if pending.op == op and pending.result is None and pending.external_result is None:
             set_external_result(pending, result, error_type)
     collect_results(state)
 
@@ -212,7 +212,7 @@ def apply_result(state: RunState, op: int, result: NewItem) -> None:
     """Set the result of the call of operation ``op``. A second result of the same call is dropped."""
     for pending in state.calls:
         if pending.op == op and pending.result is None:
-            pending.result, pending.returned = result, None  # the result that hooks were still to see is dropped
+            pending.result, pending.external_result = result, None  # the result that hooks were still to see is dropped
     collect_results(state)
 
 
@@ -230,7 +230,7 @@ def carry_results(state: RunState) -> None:
     """Once every call has its result, carry the results to the next model call, in the order of the calls."""
     results = [pending.result for pending in state.calls if pending.result is not None]
     if state.calls and len(results) == len(state.calls):
-        state.carry, state.calls = results, []
+        state.unsent, state.calls = results, []
 
 
 def collect_results(state: RunState) -> None:
@@ -250,7 +250,7 @@ def apply_closing(state: RunState, step: RecordClosing, head: str | None) -> Non
     if step.closing.status == "paused":
         _apply_limit_pause(state, step, recorded=head is not None)
         return
-    state.carry = state.carry[len(step.new) - step.taken :]
+    state.unsent = state.unsent[len(step.new) - step.taken :]
     state.inbox = state.inbox[step.taken :]
     # If the session was closed meanwhile, the record that it waits is not that of its ending.
     state.recorded = step.closing.status != "waiting" or not state.closed
@@ -260,7 +260,7 @@ def _apply_pause_record(state: RunState, step: RecordClosing, pause: OperatorPau
     """Apply the record of a pause or of its end. Another client may have resumed or paused the run meanwhile."""
     present = state.requested_pause
     if recorded:
-        state.carry = state.carry[len(step.new) :]
+        state.unsent = state.unsent[len(step.new) :]
     if present is None:
         return
     if step.closing.status == "paused":
@@ -272,6 +272,6 @@ def _apply_pause_record(state: RunState, step: RecordClosing, pause: OperatorPau
 def _apply_limit_pause(state: RunState, step: RecordClosing, *, recorded: bool) -> None:
     """Apply the pause at a limit. Items that could not be recorded are left to the next model call."""
     if recorded:
-        state.carry = state.carry[len(step.new) :]
-    if state.turn is not None and not (recorded and state.carry):
+        state.unsent = state.unsent[len(step.new) :]
+    if state.turn is not None and not (recorded and state.unsent):
         state.turn.reached = step.closing.limit

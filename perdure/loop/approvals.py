@@ -309,7 +309,7 @@ def _take_decision(
 
 
 def _record_decision(state: RunState, pending: ToolCallState, decided: ApprovalOutcome) -> DecidedApproval:
-    pending.decided = decided
+    pending.approval = decided
     if decided.state != "approved":
         uncount_tool_call(state, pending)
         by = f" by {decided.by}" if decided.by else ""

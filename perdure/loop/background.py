@@ -57,9 +57,9 @@ def prepare_background_run(state: RunState, pending: ToolCallState) -> tuple[Bac
     if isinstance(start, str):
         fail_call(state, pending, start)
         return None
-    state.backgrounds += 1
+    state.background_count += 1
     row = BackgroundRun(
-        handle=f"b{state.backgrounds}",
+        handle=f"b{state.background_count}",
         op=pending.op,
         call_id=pending.call.id,
         agent=request.agent,
@@ -67,7 +67,7 @@ def prepare_background_run(state: RunState, pending: ToolCallState) -> tuple[Bac
         state="starting",
         limits=start["parent"].get("limits"),
     )
-    state.background.append(row)
+    state.background_runs.append(row)
     _prune_collected_runs(state)
     return row, start
 
@@ -82,7 +82,7 @@ def mark_background_started(state: RunState, pending: ToolCallState, row: Backgr
 def fail_background_start(state: RunState, pending: ToolCallState, row: BackgroundRun, error: str) -> None:
     """Remove the row of a run that could not be started, and fail the call with ``error``."""
     row.state = "failed"
-    state.background.remove(row)
+    state.background_runs.remove(row)
     fail_call(state, pending, f"not started: {error}")
 
 
@@ -94,7 +94,7 @@ def apply_child_ended(state: RunState, raw: Any) -> None:
     except ValidationError as error:
         record_refusal(state, f"child_ended: {describe_validation_error(error, 'the argument')}")
         return
-    row = next((row for row in state.background if build_child_run_id(state, row) == ending.context_id), None)
+    row = next((row for row in state.background_runs if build_child_run_id(state, row) == ending.context_id), None)
     if row is None or row.scope != ending.scope:
         record_refusal(state, f"child_ended: this run has not started {ending.context_id!r:.100} in background")
         return
@@ -214,7 +214,7 @@ def _find_capacity_problem(state: RunState, limit: int) -> str | None:
     if len(running) >= limit:
         handles = ", ".join(row.handle for row in running)
         return f"not started: {len(running)} agents run in background, which is the limit: collect one ({handles})"
-    uncollected = [row for row in state.background if not row.is_running and not row.collected]
+    uncollected = [row for row in state.background_runs if not row.is_running and not row.collected]
     uncollected_bytes = sum(measure_json(row.text) for row in uncollected)
     if uncollected_bytes > UNCOLLECTED_BYTES or len(uncollected) + len(running) >= MAX_BACKGROUND_ROWS:
         handles = ", ".join(row.handle for row in uncollected)
@@ -223,7 +223,7 @@ def _find_capacity_problem(state: RunState, limit: int) -> str | None:
 
 
 def _build_unknown_handle_text(state: RunState, handle: str) -> str:
-    known = ", ".join(row.handle for row in state.background)
+    known = ", ".join(row.handle for row in state.background_runs)
     hint = f"there is: {known}" if known else "this run has not started an agent in background"
     return f"no agent {handle!r:.50} ({hint})"
 
@@ -243,12 +243,12 @@ def _count_background_usage(state: RunState, row: BackgroundRun, used: RunUsage)
 def _prune_collected_runs(state: RunState) -> None:
     """Drop the oldest collected answers and rows beyond ``COLLECTED_BYTES`` and ``MAX_BACKGROUND_ROWS``."""
     bytes_left = COLLECTED_BYTES
-    for row in reversed(state.background):
+    for row in reversed(state.background_runs):
         if row.collected and row.text is not None and (bytes_left := bytes_left - measure_json(row.text)) < 0:
             row.text = None
-    collected = [row for row in state.background if row.collected]
-    for row in collected[: max(0, len(state.background) - MAX_BACKGROUND_ROWS)]:
-        state.background.remove(row)
+    collected = [row for row in state.background_runs if row.collected]
+    for row in collected[: max(0, len(state.background_runs) - MAX_BACKGROUND_ROWS)]:
+        state.background_runs.remove(row)
 
 
 # ---
@@ -271,4 +271,6 @@ def compute_child_probe_time(row: BackgroundRun) -> float:
 
 def compute_parent_probe_time(state: RunState) -> float:
     """Return when the parent is probed next, in seconds since 1970."""
-    return (state.heard or 0.0) + min(MAX_PARENT_PROBE, FIRST_PARENT_PROBE * 2.0 ** min(state.sought, 10))
+    return (state.parent_seen_at or 0.0) + min(
+        MAX_PARENT_PROBE, FIRST_PARENT_PROBE * 2.0 ** min(state.parent_checks, 10)
+    )

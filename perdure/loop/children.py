@@ -21,7 +21,7 @@ def open_branches(state: RunState, taken: int, output: ModelOutput) -> None:
     """Open the branches that the step's policy asks for. ``taken``: how many inbox messages the step was given."""
     step = state.branching or BranchingStep(taken=taken)
     first_op = state.op + 1
-    opened = [PendingBranch(asked=request, op=first_op + i) for i, request in enumerate(output.branches)]
+    opened = [PendingBranch(request=request, op=first_op + i) for i, request in enumerate(output.branches)]
     state.branching = step.model_copy(update={"branches": [*step.branches, *opened]})
     state.op = first_op + len(opened)
     state.store_id = output.store_id
@@ -53,12 +53,12 @@ def drop_branches(state: RunState) -> None:
 
 def list_active_background_runs(state: RunState) -> list[BackgroundRun]:
     """List the background runs that have not ended, as far as the state knows."""
-    return [row for row in state.background if row.is_running]
+    return [row for row in state.background_runs if row.is_running]
 
 
 def find_background_run(state: RunState, handle: str) -> BackgroundRun | None:
     """Find the background run that the model names ``handle``; None if there is none."""
-    return next((row for row in state.background if row.handle == handle.strip()), None)
+    return next((row for row in state.background_runs if row.handle == handle.strip()), None)
 
 
 def build_child_run_id(state: RunState, child: ToolCallState | PendingBranch | BackgroundRun) -> str:
@@ -95,5 +95,5 @@ def build_background_statuses(state: RunState) -> tuple[BackgroundStatus, ...]:
             collected=row.collected,
             context_id=build_child_run_id(state, row),
         )
-        for row in state.background
+        for row in state.background_runs
     )

@@ -48,21 +48,28 @@ class CompactConversation:
 def find_due_compaction(state: RunState) -> CompactConversation | None:
     """Return the compaction to do before the next model call; None if none is due."""
     compaction = state.compaction
-    return CompactConversation(compaction.done) if compaction is not None and compaction.due else None
+    return CompactConversation(compaction.summaries) if compaction is not None and compaction.is_due else None
 
 
 def update_compaction_after_reply(state: RunState, output: ModelOutput) -> None:
     """Reset the compaction state after a reply; ``output.compact`` makes the next compaction due."""
     if state.compaction is not None or output.compact:
         before = state.compaction or CompactionState()
-        state.compaction = CompactionState(due=bool(output.compact), tighter=before.tighter, warned=before.warned)
+        state.compaction = CompactionState(
+            is_due=bool(output.compact), window_halvings=before.window_halvings, warned=before.warned
+        )
 
 
 def apply_compaction(state: RunState, output: ModelOutput) -> None:
     """Apply a compaction: the conversation was rewritten, or nothing could be left out."""
     compaction = state.compaction or CompactionState()
     warned = compaction.warned or (output.compacted is not None and output.compacted.warning is not None)
-    update = {"due": False, "done": compaction.done + 1, "behind": _get_preceding_head(state), "warned": warned}
+    update = {
+        "is_due": False,
+        "summaries": compaction.summaries + 1,
+        "refused_head": _get_preceding_head(state),
+        "warned": warned,
+    }
     state.compaction = compaction.model_copy(update=update)
     state.op += 1
     state.head, state.store_id = output.head, output.store_id
@@ -74,24 +81,24 @@ def apply_compaction(state: RunState, output: ModelOutput) -> None:
 def try_shorten_conversation(state: RunState, ways: Sequence[str]) -> bool:
     """Plan a shorter conversation after a model refused it as too long; False if none of ``ways`` is left to try."""
     compaction = state.compaction or CompactionState()
-    if "summarise" in ways and compaction.done < MAX_SUMMARIES:
-        update: dict[str, object] = {"due": True}
-    elif "window" in ways and compaction.tighter < MAX_WINDOW_HALVINGS:
-        update = {"tighter": compaction.tighter + 1}
+    if "summarise" in ways and compaction.summaries < MAX_SUMMARIES:
+        update: dict[str, object] = {"is_due": True}
+    elif "window" in ways and compaction.window_halvings < MAX_WINDOW_HALVINGS:
+        update = {"window_halvings": compaction.window_halvings + 1}
     else:
         return False
     state.op += 1
-    state.compaction = compaction.model_copy(update={"behind": _get_preceding_head(state), **update})
+    state.compaction = compaction.model_copy(update={"refused_head": _get_preceding_head(state), **update})
     return True
 
 
 def describe_shortening(state: RunState) -> str:
     """Describe, for an error, what was done to shorten a conversation that is still too long; empty if nothing was."""
     compaction, tried = state.compaction or CompactionState(), []
-    if compaction.done:
-        tried.append(f"it was summed up {_format_times(compaction.done)}")
-    if compaction.tighter:
-        tried.append(f"its window was halved {_format_times(compaction.tighter)}")
+    if compaction.summaries:
+        tried.append(f"it was summed up {_format_times(compaction.summaries)}")
+    if compaction.window_halvings:
+        tried.append(f"its window was halved {_format_times(compaction.window_halvings)}")
     return " (" + " and ".join(tried) + ")" if tried else ""
 
 
@@ -126,7 +133,9 @@ def _get_preceding_head(state: RunState) -> str:
     """Return the head that the next call's messages come after for a client that follows: where the conversation ended
     before it was rewritten. Empty if only the store has it (a conversation that is opened again)."""
     compaction = state.compaction
-    return compaction.behind if compaction is not None and compaction.behind is not None else state.head or ""
+    return (
+        compaction.refused_head if compaction is not None and compaction.refused_head is not None else state.head or ""
+    )
 
 
 def _format_times(count: int) -> str:

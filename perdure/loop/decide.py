@@ -31,7 +31,7 @@ class CallModel:
     """Call the model with what is new since the head."""
 
     new: tuple[NewItem, ...]
-    taken: int
+    taken_from_inbox: int
     """How many messages of the inbox are among ``new``."""
     purpose: Literal["call", "force_finish"] = "call"
     limit: LimitUse | None = None
@@ -177,7 +177,7 @@ def _decide_requested_pause(state: RunState) -> NextStep | None:
 
 def _build_pause_record(state: RunState, status: Literal["paused", "waiting"], pause: OperatorPause) -> RecordClosing:
     """Record that the run is paused, with the results that are in, or that it goes on."""
-    new = tuple(state.carry[: _count_fitting_items(state.carry)]) if status == "paused" else ()
+    new = tuple(state.unsent[: _count_fitting_items(state.unsent)]) if status == "paused" else ()
     response = build_response(state).model_dump(mode="json", exclude_none=True)
     turn: Literal["completed"] | None = "completed" if is_turn_answered(state) else None  # as it was recorded before
     return RecordClosing(new, 0, RunEnding(status=status, turn=turn, response=response, pause=pause))
@@ -196,7 +196,7 @@ def select_joining_calls(state: RunState, running_ops: Collection[int]) -> tuple
         call
         for call in state.calls
         if call.result is None
-        and (call.decided is not None or call.answers or call.returned is not None)
+        and (call.approval is not None or call.answers or call.external_result is not None)
         and not (call.held or is_waiting_for_person(call) or is_waiting_for_background(call) or call.op in running_ops)
     )
     return _select_call_batch((*running, *joining), state)[len(running) :] if joining else ()
@@ -209,18 +209,18 @@ def _decide_between_turns(state: RunState) -> NextStep:
     is_unrecorded = state.turn.answer is not None and state.turn.answer.finish_reason in ("limit", "interrupted")
     if state.mode == "run" or state.closed:
         # For a session, the activity recorded that it waits. Usage of a subagent that has ended since is not recorded.
-        uncollected = any(not row.collected for row in state.background)
-        if state.carry or state.revoked or is_unrecorded or uncollected or state.mode == "session":
+        uncollected = any(not row.collected for row in state.background_runs)
+        if state.unsent or state.revoked or is_unrecorded or uncollected or state.mode == "session":
             return _close_unless_recorded(state, "completed")
         return _report_or_end(state, "completed")
-    if state.carry or (is_unrecorded and not state.recorded):
+    if state.unsent or (is_unrecorded and not state.recorded):
         return _build_closing_step(state, "waiting")
     return Wait("message")
 
 
 def _decide_model_call(state: RunState) -> NextStep:
-    has_messages = any(isinstance(item, NewMessage) for item in state.carry)
-    if has_messages and _count_fitting_items(state.carry) < len(state.carry):
+    has_messages = any(isinstance(item, NewMessage) for item in state.unsent)
+    if has_messages and _count_fitting_items(state.unsent) < len(state.unsent):
         return _build_closing_step(state, "waiting")  # a stopped turn left more messages than one call is given
     limit = find_exceeded_limit(state)
     if limit is not None and state.limits.on_limit == "pause":
@@ -228,7 +228,7 @@ def _decide_model_call(state: RunState) -> NextStep:
     if (shorter := find_due_compaction(state)) is not None:
         return shorter
     taken = _count_fitting_messages(state) if state.branching is None else state.branching.taken
-    new = (*state.carry, *state.inbox[:taken])
+    new = (*state.unsent, *state.inbox[:taken])
     if limit is None:
         return CallModel(new, taken)
     # "error" and "return" end the turn in end_turn_at_limit and end_turn_at_budget (apply.py, lifecycle.py). What still
@@ -264,7 +264,7 @@ def _select_call_batch(waiting: tuple[ToolCallState, ...], state: RunState) -> t
 
 def _count_fitting_messages(state: RunState) -> int:
     """Count the messages from the front of the inbox that one step is given after the carried items."""
-    return _count_fitting_items(state.inbox, state.carry) if state.inbox else 0
+    return _count_fitting_items(state.inbox, state.unsent) if state.inbox else 0
 
 
 def _count_fitting_items(items: Sequence[NewItem], before: Sequence[NewItem] = ()) -> int:
@@ -285,7 +285,7 @@ def _count_fitting_items(items: Sequence[NewItem], before: Sequence[NewItem] = (
 def _close_unless_recorded(state: RunState, status: EndStatus) -> NextStep:
     if list_active_background_runs(state):  # the ending records what they have used, too
         return StopChildren()
-    if state.recorded and not state.inbox and not state.carry and not state.revoked:
+    if state.recorded and not state.inbox and not state.unsent and not state.revoked:
         return _report_or_end(state, status)
     return _build_closing_step(state, status)
 
@@ -301,8 +301,8 @@ def _build_closing_step(
     status: Literal["completed", "failed", "cancelled", "waiting", "paused"],
     limit: LimitUse | None = None,
 ) -> RecordClosing:
-    carried = _count_fitting_items(state.carry)
-    taken = _count_fitting_messages(state) if carried == len(state.carry) and status != "paused" else 0
+    carried = _count_fitting_items(state.unsent)
+    taken = _count_fitting_messages(state) if carried == len(state.unsent) and status != "paused" else 0
     failure = state.turn.failure if state.turn else None
     answered = is_turn_answered(state) and failure is None
     pause = state.requested_pause if status == "waiting" and state.is_pause_requested else None
@@ -315,7 +315,7 @@ def _build_closing_step(
         limit=limit or _find_ending_limit(state),
         stays_paused=pause.asked if pause is not None and pause.recorded else None,
     )
-    return RecordClosing((*state.carry[:carried], *state.inbox[:taken]), taken, closing)
+    return RecordClosing((*state.unsent[:carried], *state.inbox[:taken]), taken, closing)
 
 
 def _find_ending_limit(state: RunState) -> LimitUse | None:

@@ -25,14 +25,14 @@ def needs_before_activity(pending: ToolCallState) -> bool:
     since.
     """
     hooks = _get_hooks_around(pending)
-    if hooks is None or pending.cleared or pending.returned or pending.result:
+    if hooks is None or pending.clearance or pending.external_result or pending.result:
         return False
     return hooks.before or pending.call.approval is not None or pending.released
 
 
 def needs_after_activity(pending: ToolCallState) -> bool:
     """Whether hooks are to see the result that has come back, before it becomes the call's result."""
-    returned = pending.returned
+    returned = pending.external_result
     return returned is not None and pending.result is None and _has_hooks_after(pending, returned)
 
 
@@ -53,7 +53,7 @@ def build_before_input(pending: ToolCallState) -> BeforeExternalCall:
 
 def build_after_input(pending: ToolCallState) -> AfterExternalCall:
     """Build the input of the activity after the call: its result, and the arguments as hooks changed them."""
-    returned = pending.returned
+    returned = pending.external_result
     assert returned is not None, "it has come back"
     return AfterExternalCall(
         **returned.model_dump(include={"text", "is_error", "answered_by"}),
@@ -65,7 +65,7 @@ def build_after_input(pending: ToolCallState) -> AfterExternalCall:
 
 def _get_changed_arguments(pending: ToolCallState) -> dict[str, Any] | None:
     """Return the arguments as the hooks before the call changed them; None if they did not."""
-    return pending.cleared.arguments if pending.cleared is not None else None
+    return pending.clearance.arguments if pending.clearance is not None else None
 
 
 def get_final_arguments(pending: ToolCallState) -> dict[str, Any] | None:
@@ -76,7 +76,7 @@ def get_final_arguments(pending: ToolCallState) -> dict[str, Any] | None:
 
 def get_approved_arguments(pending: ToolCallState) -> dict[str, Any] | None:
     """Return the arguments as the approver changed them, else those of the model."""
-    changed = pending.decided.arguments if pending.decided else None
+    changed = pending.approval.arguments if pending.approval else None
     return pending.call.arguments if changed is None else changed
 
 
@@ -87,29 +87,29 @@ def set_clearance(state: RunState, pending: ToolCallState, cleared: Clearance) -
         text = f"not run: hooks have made the arguments of {pending.call.name} longer than fit beside the other calls'"
         pending.result = build_error_result(pending.call, text)
     else:
-        pending.cleared = cleared
+        pending.clearance = cleared
 
 
 def set_external_result(pending: ToolCallState, result: NewResult, error_type: str = "") -> None:
     """Set the result of the call; if hooks are to see it first, keep it in ``pending.returned``."""
     if _has_hooks_after(pending, result):
-        pending.returned, pending.error_type = result, error_type[:200]
+        pending.external_result, pending.error_type = result, error_type[:200]
     else:
         pending.result = result
 
 
 def measure_hook_payload(pending: ToolCallState) -> int:
     """Measure what hooks changed or are to see, which the call's activities are given: bytes of JSON."""
-    returned = pending.returned.text if pending.returned is not None else None
+    returned = pending.external_result.text if pending.external_result is not None else None
     return sum(measure_json(value) for value in (_get_changed_arguments(pending), returned) if value is not None)
 
 
 def describe_withheld_result(pending: ToolCallState) -> str:
     """Build the note, for an error text, that the call ran but its result is withheld since hooks have not seen it;
     empty if there is no such result."""
-    if pending.returned is None:
+    if pending.external_result is None:
         return ""
-    outcome = "failed" if pending.returned.is_error else "was run"
+    outcome = "failed" if pending.external_result.is_error else "was run"
     return f"\n({pending.call.name} {outcome}, and its result cannot be shown)"
 
 
@@ -119,5 +119,5 @@ def _get_hooks_around(pending: ToolCallState) -> ExternalCallHooks | None:
 
 
 def _has_hooks_after(pending: ToolCallState, result: NewResult) -> bool:
-    hooks = pending.cleared.around if pending.cleared is not None else _get_hooks_around(pending)
+    hooks = pending.clearance.around if pending.clearance is not None else _get_hooks_around(pending)
     return hooks is not None and (hooks.after or (hooks.errors and result.is_error))

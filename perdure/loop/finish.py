@@ -27,7 +27,7 @@ def build_response(state: RunState) -> Response:
         typed=answer.typed if answer else False,
         iterations=turn.iteration if turn else 0,
         usage=usage,
-        calls=turn.iteration - turn.unasked if turn else 0,
+        calls=turn.iteration - turn.replies_without_model if turn else 0,
         cost_usd=cost_usd,
         finish_reason=answer.finish_reason if answer else "other",
         finish_called=answer.called if answer else False,

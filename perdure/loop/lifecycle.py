@@ -57,7 +57,7 @@ def end_turn_at_budget(state: RunState) -> None:
         return
     last = turn.answer or TurnAnswer(content=turn.last_text, blob=turn.last_blob)
     turn.answer = last.model_copy(update={"finish_reason": "limit"})
-    state.carry += state.inbox
+    state.unsent += state.inbox
     state.inbox = []
 
 
@@ -151,7 +151,7 @@ def apply_interrupt(state: RunState) -> None:
             turn.answer = TurnAnswer(content=content, blob=blob, finish_reason="interrupted")
         elif state.inbox:  # an answer, but not to the messages since
             turn.answer.finish_reason = "interrupted"
-        state.carry += state.inbox
+        state.unsent += state.inbox
         state.inbox = []
         state.recorded = False
         turn.at_limit = False

@@ -175,9 +175,9 @@ def _select_budgets(asked: dict[str, Any]) -> dict[str, Any]:
 def update_work_time(state: RunState, now: datetime, *, working: bool = True) -> None:
     """Set the clock to ``now``; the time since it was last set counts as work if the run was ``working``."""
     at = round(now.timestamp(), 3)
-    if working and state.clock is not None:
-        state.worked = round(state.worked + max(0.0, at - state.clock), 3)
-    state.clock = at
+    if working and state.worked_until is not None:
+        state.worked = round(state.worked + max(0.0, at - state.worked_until), 3)
+    state.worked_until = at
 
 
 # --- tool calls

@@ -173,9 +173,9 @@ def _count_waiting_messages(state: RunState) -> tuple[int, int]:
     They are measured anew only if some were taken out since the last was added: thousands may wait. The state is not
     changed: an update's validator calls this, and does not run in replay.
     """
-    messages = [item for item in state.carry if isinstance(item, NewMessage)]
-    if len(messages) + len(state.inbox) == state.waiting:
-        return state.waiting, state.waiting_bytes
+    messages = [item for item in state.unsent if isinstance(item, NewMessage)]
+    if len(messages) + len(state.inbox) == state.measured_inbox_count:
+        return state.measured_inbox_count, state.measured_inbox_bytes
     messages += [item for item in state.inbox if isinstance(item, NewMessage)]
     return len(messages), sum(map(measure_model, messages))
 
@@ -183,7 +183,7 @@ def _count_waiting_messages(state: RunState) -> tuple[int, int]:
 def _find_known_turn(state: RunState, message: UserMessage) -> str | None:
     """Return the turn of a message that was accepted before. An empty id counts as none, else all such messages would
     be one."""
-    return state.seen.get(clean_text(message.id)) if message.id else None
+    return state.turn_by_message_id.get(clean_text(message.id)) if message.id else None
 
 
 def _add_to_inbox(state: RunState, message: UserMessage) -> str:
@@ -222,7 +222,7 @@ def _add_to_inbox(state: RunState, message: UserMessage) -> str:
         on_behalf_of=message.on_behalf_of,
     )
     count, byte_count = _count_waiting_messages(state)
-    state.waiting, state.waiting_bytes = count + 1, byte_count + measure_model(new)
+    state.measured_inbox_count, state.measured_inbox_bytes = count + 1, byte_count + measure_model(new)
     state.inbox.append(new)
     if state.interrupt == "stop":  # a message follows the interrupt: the turn goes on with it
         state.interrupt = "go on"
@@ -232,13 +232,13 @@ def _add_to_inbox(state: RunState, message: UserMessage) -> str:
 def _remember_message_id(state: RunState, message_id: str, task_id: str) -> None:
     """Remember the message, and forget the earliest ones that are too many. Only these are measured: thousands of
     messages may come in one workflow task."""
-    if not state.seen_bytes:
-        state.seen_bytes = measure_json(state.seen)
-    state.seen[message_id] = task_id
-    state.seen_bytes += measure_json({message_id: task_id})
-    while len(state.seen) > MAX_SEEN_IDS or state.seen_bytes > MESSAGE_IDS_BYTES:
-        earliest = next(iter(state.seen))
-        state.seen_bytes -= measure_json({earliest: state.seen.pop(earliest)})
+    if not state.turn_by_message_id_bytes:
+        state.turn_by_message_id_bytes = measure_json(state.turn_by_message_id)
+    state.turn_by_message_id[message_id] = task_id
+    state.turn_by_message_id_bytes += measure_json({message_id: task_id})
+    while len(state.turn_by_message_id) > MAX_SEEN_IDS or state.turn_by_message_id_bytes > MESSAGE_IDS_BYTES:
+        earliest = next(iter(state.turn_by_message_id))
+        state.turn_by_message_id_bytes -= measure_json({earliest: state.turn_by_message_id.pop(earliest)})
 
 
 def _will_open_turn(state: RunState) -> bool:
@@ -271,10 +271,15 @@ def open_turn(state: RunState, task_id: str | None = None) -> None:
 def _claim_task_id(state: RunState, task_id: str) -> str | None:
     """Return ``task_id``, or None if it is empty, or may be another turn's, which it would replace in the store."""
     name = hashlib.sha256(task_id.encode()).hexdigest()[:16]
-    known = {past.task_id for past in state.past} | set(state.seen.values())
-    if not task_id or task_id in known or name in state.named or task_id.startswith(_build_task_id_prefix(state)):
+    known = {past.task_id for past in state.past_turns} | set(state.turn_by_message_id.values())
+    if (
+        not task_id
+        or task_id in known
+        or name in state.used_task_hashes
+        or task_id.startswith(_build_task_id_prefix(state))
+    ):
         return None
-    state.named = [*state.named, name][-MAX_NAMED_TURNS:]
+    state.used_task_hashes = [*state.used_task_hashes, name][-MAX_NAMED_TURNS:]
     return task_id
 
 

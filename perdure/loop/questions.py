@@ -39,7 +39,7 @@ def apply_question(state: RunState, op: int, question: Question, now: datetime) 
             text = f"ToolError: {pending.call.name} asks, and too much is asked at once: call it again later"
             pending.result = build_error_result(pending.call, text)
         else:
-            pending.question, pending.expects = question, None
+            pending.question, pending.answer_wait = question, None
     update_answer_waits(state, now)
     collect_results(state)
 
@@ -78,7 +78,7 @@ def take_answer(state: RunState, pending: ToolCallState, answer: CallAnswer, now
     if pending.question is not None:
         value = None if error is not None else answer.value
         pending.answers = [*pending.answers, ToolAnswer(value=value, error=error, by=by, at=at)]
-        pending.question = pending.expects = None
+        pending.question = pending.answer_wait = None
     else:
         text = error if error is not None else None if answer.blob else as_text(answer.value)
         approval, is_error = get_callback_approval(pending), error is not None

@@ -27,7 +27,7 @@ def build_error_result(call: Call, text: str, **fields: Any) -> NewResult:
 
 def can_fit_result(state: RunState, text: str | None) -> bool:
     """Whether ``text`` fits inline beside the other results of its reply, as far as these are in."""
-    results = [pending.returned if pending.result is None else pending.result for pending in state.calls]
+    results = [pending.external_result if pending.result is None else pending.result for pending in state.calls]
     others = sum(measure_json(result.text) for result in results if isinstance(result, NewResult))
     return others + measure_json(text) <= REPLY_RESULTS_BYTES
 

@@ -55,7 +55,11 @@ def list_changed_search_attributes(
             STATUS_ATTRIBUTE: "paused" if step == decide.Wait("resumed") else status,
             PENDING_ATTRIBUTE: pending,
         }
-    return {name: value for name, value in wanted.items() if name in (state.indexed or ()) and shown.get(name) != value}
+    return {
+        name: value
+        for name, value in wanted.items()
+        if name in (state.search_attributes or ()) and shown.get(name) != value
+    }
 
 
 def build_label_attributes(state: RunState) -> dict[str, SearchAttributeValue]:
@@ -152,7 +156,7 @@ def _iter_call_statuses(state: RunState) -> Iterator[ChildStatus]:
             yield ChildStatus(call_id=call.id, name=call.name, kind=call.disposition.kind, context_id=run_id)
     for branch in list_running_branches(state):
         name, run_id = f"branch-{branch.op}", build_child_run_id(state, branch)
-        yield ChildStatus(call_id=name, name=branch.asked.agent, kind="branch", context_id=run_id)
+        yield ChildStatus(call_id=name, name=branch.request.agent, kind="branch", context_id=run_id)
 
 
 def _find_child_run_id(state: RunState, pending: ToolCallState) -> str | None:

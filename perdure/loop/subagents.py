@@ -205,7 +205,7 @@ def _compute_child_scope(state: RunState, pending: ToolCallState, request: Subag
 def build_branch_start(state: RunState, branch: PendingBranch) -> dict[str, Any] | BranchOutcome:
     """Build the input of the branch's run: a subagent's, after the forked conversation; or the error outcome of a
     branch that may not begin."""
-    request = branch.asked
+    request = branch.request
     start = build_child_start(state, _build_branch_call(branch))
     if isinstance(start, str):
         return _build_branch_outcome(branch, error_type="BranchError", error=start)
@@ -226,7 +226,7 @@ def apply_branch_outcome(state: RunState, branch: PendingBranch, ended: ChildOut
     outcome, step = _convert_child_outcome(branch, ended), state.branching
     if step is None or (stopping and outcome.error is not None):
         return
-    carried = [*state.carry, *state.inbox[: step.taken], *list_branch_outcomes(state)]
+    carried = [*state.unsent, *state.inbox[: step.taken], *list_branch_outcomes(state)]
     left = max(0, STEP_BYTES - sum(map(measure_model, carried)))  # an activity's input has at most 2 MB
     if (size := measure_json(outcome.content)) > left:
         problem = f"its answer has {size:,} bytes as JSON, and {left:,} are left beside the step's other input"
@@ -237,7 +237,7 @@ def apply_branch_outcome(state: RunState, branch: PendingBranch, ended: ChildOut
 def set_branch_outcome(branch: PendingBranch, outcome: BranchOutcome) -> None:
     """Set the outcome of the branch, and drop its message, which is no longer needed."""
     branch.outcome = outcome
-    branch.asked = branch.asked.model_copy(update={"message": None, "blob": None})
+    branch.request = branch.request.model_copy(update={"message": None, "blob": None})
 
 
 def _convert_child_outcome(branch: PendingBranch, ended: ChildOutcome) -> BranchOutcome:
@@ -253,12 +253,12 @@ def _convert_child_outcome(branch: PendingBranch, ended: ChildOutcome) -> Branch
 
 
 def _build_branch_outcome(branch: PendingBranch, **fields: Any) -> BranchOutcome:
-    request = branch.asked
-    return BranchOutcome(key=request.key, said=request.said, agent=request.agent, op=branch.op, **fields)
+    request = branch.request
+    return BranchOutcome(key=request.key, label=request.label, agent=request.agent, op=branch.op, **fields)
 
 
 def _build_branch_call(branch: PendingBranch) -> ToolCallState:
     """Build the subagent call that stands for the branch."""
-    request = branch.asked
+    request = branch.request
     call = SubagentCall(agent=request.agent, message=request.message or "", blob=request.blob, typed=request.typed)
     return ToolCallState(call=Call(id=f"branch-{branch.op}", name="branch", disposition=call), op=branch.op)

@@ -44,7 +44,7 @@ def build_turn_status(state: RunState, task_id: str | None = None) -> TurnStatus
         if is_turn_running(state, turn.task_id):
             return TurnStatus(task_id=turn.task_id, state="running")
         return _build_current_turn_status(state, turn)
-    for past in state.past:
+    for past in state.past_turns:
         if past.task_id == task_id:
             return past
     return TurnStatus(task_id=(task_id or "")[:NAME_CHARS], state="unknown")  # a client may have sent any text
@@ -56,7 +56,7 @@ def is_turn_running(state: RunState, task_id: str) -> bool:
     if turn is None or turn.task_id != task_id:
         return False
     if is_turn_answered(state):
-        return bool(state.carry)  # items that close its transcript are still to be recorded
+        return bool(state.unsent)  # items that close its transcript are still to be recorded
     # A client that has seen a failure, and resumes the run, would find it open until that is recorded.
     return (turn.failure is None and not state.cancelled) or not state.recorded
 
@@ -79,8 +79,8 @@ def remember_turn(state: RunState) -> None:
     """Add the status of the present turn to the past turns, before the next one opens. Keeps the latest that fit."""
     if state.turn is None:
         return
-    past = [*state.past, _build_current_turn_status(state, state.turn)]
-    state.past = select_latest_rows(past[-PAST_TURNS:], PAST_TURNS_BYTES)
+    past = [*state.past_turns, _build_current_turn_status(state, state.turn)]
+    state.past_turns = select_latest_rows(past[-PAST_TURNS:], PAST_TURNS_BYTES)
 
 
 # ---
@@ -99,7 +99,7 @@ def record_unanswered_messages(state: RunState) -> None:
     turn = state.turn
     assert turn is not None, "a turn that ends"
     # Messages that an interrupt put into ``carry`` come first; a second ending of the turn has counted them already.
-    items = state.inbox if turn.unanswered else [*state.carry, *state.inbox]
+    items = state.inbox if turn.unanswered else [*state.unsent, *state.inbox]
     ids = [item.id or "" for item in items if isinstance(item, NewMessage) and item.id != REMINDER_ID]
     turn.unanswered = [*turn.unanswered, *ids][-MAX_UNANSWERED_IDS:]
 

@@ -49,7 +49,7 @@ class PendingWait:
     @property
     def period(self) -> WaitState | None:
         """When the wait began and when it expires; None until :meth:`begin`."""
-        return self.pending.waiting if self.kind == "approval" else self.pending.expects
+        return self.pending.approval_wait if self.kind == "approval" else self.pending.answer_wait
 
     @property
     def hash(self) -> str:
@@ -74,9 +74,9 @@ class PendingWait:
             next=None if remind is None else at + remind,
         )
         if self.kind == "approval":
-            self.pending.waiting = period
+            self.pending.approval_wait = period
         else:
-            self.pending.expects = period
+            self.pending.answer_wait = period
 
     def ends(self) -> tuple[float | None, float | None]:
         """Return when the wait expires, and when its next reminder is due: seconds since 1970, None if never."""
@@ -115,7 +115,7 @@ class PendingWait:
 
 def is_waiting_for_approval(pending: ToolCallState) -> bool:
     """Whether the call waits for approval."""
-    return pending.call.approval is not None and pending.decided is None and pending.result is None
+    return pending.call.approval is not None and pending.approval is None and pending.result is None
 
 
 def wait_kind(pending: ToolCallState) -> PendingKind | None:
@@ -128,7 +128,9 @@ def wait_kind(pending: ToolCallState) -> PendingKind | None:
     if pending.question is not None:
         return "question"
     is_callback = isinstance(pending.call.disposition, CallbackCall)
-    return "callback" if is_callback and pending.returned is None and not needs_before_activity(pending) else None
+    return (
+        "callback" if is_callback and pending.external_result is None and not needs_before_activity(pending) else None
+    )
 
 
 def is_waiting_for_person(pending: ToolCallState) -> bool:
@@ -154,7 +156,7 @@ def find_next_expiry(state: RunState) -> float | None:
 def get_callback_approval(pending: ToolCallState) -> ApprovalOutcome | None:
     """Return the approval of a callback, to be recorded with its result if no activity before the call recorded it."""
     callback = isinstance(pending.call.disposition, CallbackCall)
-    return pending.decided if callback and pending.cleared is None else None
+    return pending.approval if callback and pending.clearance is None else None
 
 
 # ---
@@ -233,7 +235,7 @@ class ReminderBatch:
 
 def mark_reminder_due(pending: ToolCallState, now: datetime) -> None:
     """Mark a reminder of the call as due at ``now``: only one, however many intervals have passed."""
-    terms, waiting = pending.call.approval, pending.waiting
+    terms, waiting = pending.call.approval, pending.approval_wait
     if terms is None or terms.remind is None or waiting is None or waiting.next is None:
         return
     at = now.timestamp()
@@ -241,24 +243,26 @@ def mark_reminder_due(pending: ToolCallState, now: datetime) -> None:
         return
     since = datetime.fromisoformat(waiting.since).timestamp()
     intervals = int((at - since) / terms.remind + _INTERVAL_TOLERANCE)
-    pending.waiting = waiting.model_copy(update={"due": True, "next": since + (intervals + 1) * terms.remind})
+    pending.approval_wait = waiting.model_copy(update={"due": True, "next": since + (intervals + 1) * terms.remind})
 
 
 def list_calls_to_remind(state: RunState) -> tuple[ToolCallState, ...]:
     """List the calls whose reminder is due; none while a pause is requested: they stay due until the run is resumed."""
     if state.is_pause_requested:
         return ()
-    return tuple(call for call in state.calls if is_waiting_for_approval(call) and call.waiting and call.waiting.due)
+    return tuple(
+        call for call in state.calls if is_waiting_for_approval(call) and call.approval_wait and call.approval_wait.due
+    )
 
 
 def take_due_reminders(state: RunState, now: datetime) -> ReminderBatch:
     """Take the reminders that are due, which then count as sent."""
     calls, reminders = list_calls_to_remind(state), []
     for pending in calls:
-        waiting = pending.waiting
+        waiting = pending.approval_wait
         assert waiting is not None, "it is due"
         number = waiting.reminded + 1
-        pending.waiting = waiting.model_copy(update={"due": False, "reminded": number})
+        pending.approval_wait = waiting.model_copy(update={"due": False, "reminded": number})
         rest = None if waiting.until is None else max(0.0, round(waiting.until - now.timestamp(), 3))
         reminders.append(Reminder(call_id=pending.call.id, name=pending.call.name, number=number, expires_in=rest))
     op, state.op = state.op, state.op + 1

@@ -224,7 +224,7 @@ class CompactionStage:
         request = call.request
         recorded = len(drop_system_messages(call.prefix))
         view = self._views.get_view(
-            call.input.context_id, settings, call.input.tighter or 0, request.messages[:recorded]
+            call.input.context_id, settings, call.input.window_halvings or 0, request.messages[:recorded]
         )
         view.add_messages(request.messages[recorded:])
         call.request = replace(request, messages=view.build_sent_messages())
@@ -237,7 +237,7 @@ class CompactionStage:
         if summarise is None:  # the agent's code has changed since the loop decided on it
             return ModelReply(ModelOutput(), None)
         task = find_turn_task(messages, call.input.iteration)
-        kept_start = _find_kept_start(messages, task, summarise.keep_last >> 2 * (call.input.tighter or 0))
+        kept_start = _find_kept_start(messages, task, summarise.keep_last >> 2 * (call.input.window_halvings or 0))
         old, kept = messages[:kept_start], messages[kept_start:]
         repeated = [message for index, message in enumerate(old) if index in task]
         if not _has_unsummarised_message(old, task):

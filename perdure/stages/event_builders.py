@@ -194,7 +194,9 @@ def build_result_event_key(scope: str, head: str | None, call_id: str) -> str:
 def build_input_events(call: ModelCall, fields: dict[str, Any]) -> Iterator[NewEvent]:
     """Build the events of new messages, and of results that no tool activity recorded (refused or stopped calls)."""
     task, count = call.input, 0
-    head = task.head if task.behind is None else task.behind or None  # the head that the first of these calls used
+    head = (
+        task.head if task.refused_head is None else task.refused_head or None
+    )  # the head that the first of these calls used
     for item in task.new:
         if isinstance(item, NewResult):
             if item.decided is not None:

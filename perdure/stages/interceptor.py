@@ -63,7 +63,7 @@ def attach_search_attributes(call: ModelCall, output: ModelOutput, names: tuple[
     if not needs_search_attributes(call, output):
         return output
     # Without that attribute a client could not find runs by it, nor know whether the memo is complete.
-    return output.model_copy(update={"indexed": names, "noted": PENDING_ATTRIBUTE in (names or ())})
+    return output.model_copy(update={"search_attributes": names, "memo_is_written": PENDING_ATTRIBUTE in (names or ())})
 
 
 logger = logging.getLogger("perdure.worker")

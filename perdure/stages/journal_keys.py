@@ -32,7 +32,7 @@ def build_model_key(task: ModelInput) -> str:
         "overrides": task.overrides,
         "closing": _dump_without_defaults(task.closing) if task.closing else None,
         **({} if task.caller_overrides is None else {"caller_overrides": task.caller_overrides}),
-        **({} if task.tighter is None else {"tighter": task.tighter}),
+        **({} if task.window_halvings is None else {"window_halvings": task.window_halvings}),
         **({} if task.pinned is None else {"pinned": task.pinned.hash}),
         **({} if task.client_tools is None else {"client_tools": _dump_client_tools(task.client_tools)}),
         **({"branches": [_dump_without_defaults(outcome) for outcome in task.branches]} if task.branches else {}),

@@ -192,7 +192,7 @@ def build_response(task: ModelInput, output: ModelOutput, finish: FinalAnswer) -
         typed=finish.typed,
         iterations=task.iteration,
         usage=task.used + output.usage,
-        calls=task.iteration - output.unasked,
+        calls=task.iteration - output.is_synthetic,
         cost_usd=task.cost_usd if output.cost_usd is None else output.cost_usd + (task.cost_usd or 0.0),
         finish_reason=output.finish_reason,
         finish_called=finish.called,

@@ -45,18 +45,18 @@ class ToolCallState(StatePart):
     """It waits until the limit of tool calls is raised."""
     released: bool = Field(default=False, exclude_if=operator.not_)
     """The limit was raised for it."""
-    waiting: WaitState | None = None
-    """Since when it waits for approval, if it needs approval; ``decided`` is the outcome."""
-    decided: ApprovalOutcome | None = None
+    approval_wait: WaitState | None = None
+    """Since when it waits for approval, if it needs approval; ``approval`` is the outcome."""
+    approval: ApprovalOutcome | None = None
     question: Question | None = None
     """The question of its tool that is pending now."""
-    expects: WaitState | None = None
+    answer_wait: WaitState | None = None
     """Since when it waits for an answer: to its question, or in place of its result."""
     answers: list[ToolAnswer] = Field(default=[], exclude_if=operator.not_)
     """Its answers so far."""
-    cleared: Clearance | None = Field(default=None, exclude_if=operator.not_)
+    clearance: Clearance | None = Field(default=None, exclude_if=operator.not_)
     """For an external call: the worker has checked it; with changed arguments."""
-    returned: NewResult | None = Field(default=None, exclude_if=operator.not_)
+    external_result: NewResult | None = Field(default=None, exclude_if=operator.not_)
     """Its external result, until hooks have seen it."""
     error_type: str = Field(default="", exclude_if=operator.not_)
     """Class of the error that it failed with externally."""
@@ -95,13 +95,13 @@ class RequestedPause(StatePart):
 class CompactionState(StatePart):
     """State of the compaction of the conversation."""
 
-    due: bool = False
+    is_due: bool = False
     """The conversation is compacted before the next model call."""
-    done: int = 0
+    summaries: int = 0
     """Compactions since the last reply."""
-    tighter: int = 0
+    window_halvings: int = 0
     """How often the window was halved because a model accepts less than it."""
-    behind: str | None = None
+    refused_head: str | None = None
     """The head at which a call was refused as too long, until a call succeeds."""
     warned: bool = Field(default=False, exclude_if=operator.not_)
     """A summary has reported that the conversation remains too long for its settings."""
@@ -110,7 +110,7 @@ class CompactionState(StatePart):
 class PendingBranch(StatePart):
     """A branch of a step, until the step is recorded."""
 
-    asked: BranchRequest
+    request: BranchRequest
     op: int
     """Its operation number."""
     outcome: BranchOutcome | None = None
@@ -130,7 +130,7 @@ class TurnState(StatePart):
     task_id: str
     iteration: int = 0
     """Replies of this turn so far."""
-    unasked: int = 0
+    replies_without_model: int = 0
     """Replies of the turn that no model gave."""
     rejected: int = 0
     """Answers that did not fit the agent's output type."""
@@ -221,26 +221,26 @@ class RunState(StatePart):
     """Number of operations so far; the number of the next one."""
     turns: int = 0
     turn: TurnState | None = None
-    past: list[TurnStatus] = []
+    past_turns: list[TurnStatus] = []
     """Ended turns, the latest last, as many as fit."""
     inbox: list[NewItem] = []
     """Messages that no model call had yet."""
-    waiting: int = Field(default=0, exclude_if=operator.not_)
-    """Number of messages when ``waiting_bytes`` was counted."""
-    waiting_bytes: int = Field(default=0, exclude_if=operator.not_)
+    measured_inbox_count: int = Field(default=0, exclude_if=operator.not_)
+    """Number of messages when ``measured_inbox_bytes`` was counted."""
+    measured_inbox_bytes: int = Field(default=0, exclude_if=operator.not_)
     """Their bytes as JSON."""
-    carry: list[NewItem] = []
+    unsent: list[NewItem] = []
     """Further items for the next model call: results, reminders."""
     calls: list[ToolCallState] = []
-    background: list[BackgroundRun] = Field(default=[], exclude_if=operator.not_)
+    background_runs: list[BackgroundRun] = Field(default=[], exclude_if=operator.not_)
     """Subagents in background, the latest last."""
-    backgrounds: int = Field(default=0, exclude_if=operator.not_)
+    background_count: int = Field(default=0, exclude_if=operator.not_)
     """Number of subagents in background so far."""
     reported: int | None = Field(default=None, exclude_if=is_none)
     """For a run in background: the operation after which it notified its parent of its end."""
-    heard: float | None = Field(default=None, exclude_if=is_none)
+    parent_seen_at: float | None = Field(default=None, exclude_if=is_none)
     """For a run in background: when its parent was last known to exist, in seconds since 1970."""
-    sought: int = Field(default=0, exclude_if=operator.not_)
+    parent_checks: int = Field(default=0, exclude_if=operator.not_)
     """For a run in background: how often it has checked whether its parent exists."""
     decided: list[DecidedApproval] = []
     """Decided approvals, the latest last."""
@@ -248,11 +248,11 @@ class RunState(StatePart):
     """Standing approvals, the latest last."""
     revoked: list[RevokedApproval] = Field(default=[], exclude_if=operator.not_)
     """Revoked standing approvals that the next model call, or the ending, reports."""
-    seen: dict[str, str] = {}
+    turn_by_message_id: dict[str, str] = {}
     """Ids of messages, the latest last, with the turn that each joined or opened."""
-    seen_bytes: int = Field(default=0, exclude_if=operator.not_)
-    """Bytes of ``seen`` as JSON; 0 if not measured, by an older engine."""
-    named: list[str] = Field(default=[], exclude_if=operator.not_)
+    turn_by_message_id_bytes: int = Field(default=0, exclude_if=operator.not_)
+    """Bytes of ``turn_by_message_id`` as JSON; 0 if not measured, by an older engine."""
+    used_task_hashes: list[str] = Field(default=[], exclude_if=operator.not_)
     """Hashes of the ids of turns that senders named, the latest last."""
     refused: list[str] = []
     limits: AgentLimits = AgentLimits.model_construct()
@@ -270,7 +270,7 @@ class RunState(StatePart):
     """Started tool calls of all turns."""
     worked: float = 0.0
     """Seconds at work: neither waiting for a message nor paused."""
-    clock: float | None = None
+    worked_until: float | None = None
     """Time up to which ``worked`` counts, in seconds since 1970."""
     raised: Bounds | None = None
     """Limits that an operator raised for the run."""
@@ -282,9 +282,9 @@ class RunState(StatePart):
     requested_pause: RequestedPause | None = Field(default=None, exclude_if=is_none)
     uncollected: list[UncollectedActivity] = Field(default=[], exclude_if=operator.not_)
     """What the run has to collect before it goes on or ends; it paused because that could not be read or applied."""
-    indexed: list[str] | None = None
+    search_attributes: list[str] | None = None
     """Search attributes of the namespace, as last reported by a worker."""
-    noted: bool = Field(default=False, exclude_if=operator.not_)
+    memo_is_written: bool = Field(default=False, exclude_if=operator.not_)
     """The pending calls are kept in the memo, too, as reported by a worker."""
     closed: bool = False
     cancelled: bool = False
@@ -295,12 +295,12 @@ class RunState(StatePart):
         has_failed = self.turn is not None and self.turn.failure is not None
         return self.requested_pause is not None and self.requested_pause.resumed is None and not has_failed
 
-    @field_serializer("seen")
+    @field_serializer("turn_by_message_id")
     def _dump_seen(self, seen: dict[str, str]) -> list[list[str]]:
         """Dump as pairs: Temporal sorts the keys of an object, and the order of the ids would be lost."""
         return [[sent, task_id] for sent, task_id in seen.items()]
 
-    @field_validator("seen", mode="before")
+    @field_validator("turn_by_message_id", mode="before")
     @classmethod
     def _load_seen(cls, raw: Any) -> Any:
         is_pairs = isinstance(raw, list) and all(isinstance(pair, list) and len(pair) == 2 for pair in raw)

@@ -136,7 +136,7 @@ class BranchRequest(Data):
 
     key: str
     """Hash of the request, by which the policy finds the answer when it runs again."""
-    said: str
+    label: str
     """The request, for people."""
     agent: str
     message: str | None = None
@@ -154,7 +154,7 @@ class BranchOutcome(Data):
     """How a branch ended: with an answer, or with an error."""
 
     key: str
-    said: str
+    label: str
     agent: str
     op: int
     """Number of the operation: the run's id is ``<context_id>/<op>``."""

@@ -126,9 +126,9 @@ class ModelInput(CallFacts):
     purpose: Literal["call", "force_finish", "close", "compact", "remind"] = "call"
     """``force_finish`` asks for the answer now, without tools; ``close`` only records new items; ``compact`` rewrites
     the conversation up to ``head`` to a shorter one; ``remind`` reports calls that still wait."""
-    tighter: int | None = None
+    window_halvings: int | None = None
     """How often a window was halved, or how often the same step was compacted before; left out if 0."""
-    behind: str | None = None
+    refused_head: str | None = None
     """The head of an earlier try of the same step before it was compacted: followers use it to recognise what they
     already have. Empty for none: the store has the head of a conversation that is opened again."""
     warned: bool = Field(default=False, exclude_if=operator.not_)
@@ -255,18 +255,18 @@ class ModelOutput(Data):
     model: str = ""
     pinned: BlobRef | None = None
     """The pinned list of tools that the run took with this call; left out if it had one, or has no toolsets."""
-    unasked: bool = Field(default=False, exclude_if=operator.not_)
+    is_synthetic: bool = Field(default=False, exclude_if=operator.not_)
     """No model was called: a hook or a step answered in its place."""
     overrides: LastingOverrides | None = None
     """Changes of the step policy from now on."""
     branches: tuple[BranchRequest, ...] = Field(default=(), exclude_if=operator.not_)
     """The step policy waits for them: no model was called, nothing is recorded, and the same step is tried again."""
     limits: AgentLimits = AgentLimits.model_construct()
-    indexed: tuple[str, ...] | None = None
+    search_attributes: tuple[str, ...] | None = None
     """Search attributes of the namespace (:data:`.interface.SEARCH_ATTRIBUTES`): reported with the first reply of a
     turn and with one that asks for approval, by the worker that returns it. Not part of the recorded outcome."""
-    noted: bool = Field(default=False, exclude_if=operator.not_)
-    """Reported with ``indexed``: the pending calls are to be kept in the memo, too."""
+    memo_is_written: bool = Field(default=False, exclude_if=operator.not_)
+    """Reported with ``search_attributes``: the pending calls are to be kept in the memo, too."""
     tenant: str | None = Field(default=None, exclude_if=is_none)
     """The tenant of that conversation, and its ``user``, if the run was started without them."""
     user: str | None = Field(default=None, exclude_if=is_none)

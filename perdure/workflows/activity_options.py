@@ -46,7 +46,7 @@ def build_tool_input(state: RunState, pending: ToolCallState, **fields: Any) -> 
         name=call.name,
         head=state.head,
         definition=call.definition,
-        approval=pending.decided,
+        approval=pending.approval,
         **fields,
     )
     return task.model_dump(mode="json", exclude_none=True)

@@ -216,8 +216,8 @@ class BackgroundChildren:
         awaited = list_awaited_background_runs(state) if isinstance(step, Wait) else []
         times = [background.compute_child_probe_time(row) for row in self._select_unwatched(awaited)]
         if state.parent is not None and state.parent.background:
-            if state.heard is None:
-                state.heard = now
+            if state.parent_seen_at is None:
+                state.parent_seen_at = now
             times.append(background.compute_parent_probe_time(state))
         return min(times, default=None)
 
@@ -228,8 +228,8 @@ class BackgroundChildren:
         await self._probe_children([row for row in awaited if background.compute_child_probe_time(row) <= now])
         if parent is None or not parent.background or background.compute_parent_probe_time(state) > now:
             return
-        state.heard = now
-        state.sought += 1
+        state.parent_seen_at = now
+        state.parent_checks += 1
         try:
             await run_shielded(get_host().signal_external(parent.context_id, "probe", []))
         except FailureError as error:

@@ -47,7 +47,7 @@ async def run_before_hooks(state: RunState, pending: ToolCallState, tasks: StepT
     if not external_calls.needs_before_activity(pending):
         return True
     await _run_hooks_activity(state, pending, lambda: external_calls.build_before_input(pending), tasks)
-    cleared = pending.cleared is not None and external_calls.can_begin_external_call(state, pending)
+    cleared = pending.clearance is not None and external_calls.can_begin_external_call(state, pending)
     return cleared and not tasks.is_stopping()
 
 
@@ -66,7 +66,7 @@ async def _run_hooks_activity(
     await tasks.run_activity(
         state,
         "hooks around a call",
-        (BEFORE_HOOKS_ACTIVITY if pending.returned is None else AFTER_HOOKS_ACTIVITY) + name,
+        (BEFORE_HOOKS_ACTIVITY if pending.external_result is None else AFTER_HOOKS_ACTIVITY) + name,
         lambda state: build_tool_input(state, pending, arguments=arguments, side=build_phase()),
         lambda state, raw: apply_tool_output(state, pending, raw),
         lambda state, failure: apply_tool_failure(
@@ -100,7 +100,7 @@ def apply_tool_failure(state: RunState, pending: ToolCallState, failure: Activit
 
 
 def _apply_tool_result(state: RunState, pending: ToolCallState, **fields: Any) -> None:
-    answered_by = pending.returned.answered_by if pending.returned is not None else None
+    answered_by = pending.external_result.answered_by if pending.external_result is not None else None
     finish_call(state, pending, answered_by=answered_by, **fields)
 
 
@@ -110,7 +110,7 @@ def _apply_tool_result(state: RunState, pending: ToolCallState, **fields: Any) -
 
 async def run_remote_call(state: RunState, pending: ToolCallState, remote: RemoteCall, tasks: StepTasks) -> None:
     """Run one remote call, with the activities before and after it."""
-    if pending.returned is None:
+    if pending.external_result is None:
         can_begin = await run_before_hooks(state, pending, tasks)
         if not can_begin or not await _run_remote_activity(state, pending, remote, tasks):
             return

@@ -33,11 +33,15 @@ def sync_visibility(state: RunState, step: Callable[[], NextStep | None], guard:
 
 async def _run_visibility_sync(state: RunState, step: Callable[[], NextStep | None], guard: Guard) -> None:
     def changed_attributes() -> dict[str, str | int]:
-        return list_changed_search_attributes(state, step(), get_host().search_attributes()) if state.indexed else {}
+        return (
+            list_changed_search_attributes(state, step(), get_host().search_attributes())
+            if state.search_attributes
+            else {}
+        )
 
     def waits() -> tuple[Hashable, ...] | None:
         # In a namespace where no client reads the memo it stays empty; an earlier value is removed.
-        return build_waiting_key(state) if state.noted else ()
+        return build_waiting_key(state) if state.memo_is_written else ()
 
     written_key: tuple[Hashable, ...] = ()  # a continued execution begins with a memo without this value
     written_memo: list[dict[str, Any]] | None = None
@@ -64,6 +68,6 @@ def build_child_search_attributes(state: RunState, agent: str) -> TypedSearchAtt
     pairs = [
         SearchAttributePair(SearchAttributeKey.for_keyword(name), str(value))
         for name, value in wanted.items()
-        if name in (state.indexed or ())
+        if name in (state.search_attributes or ())
     ]
     return TypedSearchAttributes(pairs) if pairs else None

@@ -75,7 +75,7 @@ async def call_model(state: RunState, step: CallModel, tasks: StepTasks) -> None
         lambda state: _build_model_call_input(state, step),
         lambda state, raw: _apply_model_output(state, step, revoked, resend, raw),
         _apply_model_failure,
-        taken=step.taken,
+        taken=step.taken_from_inbox,
     )
 
 
@@ -87,8 +87,8 @@ def _build_model_call_input(state: RunState, step: CallModel) -> dict[str, Any]:
         state.op,
         step.purpose,
         new=new,
-        tighter=(state.compaction.tighter or None) if state.compaction else None,
-        behind=state.compaction.behind if state.compaction else None,
+        tighter=(state.compaction.window_halvings or None) if state.compaction else None,
+        behind=state.compaction.refused_head if state.compaction else None,
         overrides=get_effective_overrides(state),
         pinned=state.pinned,
         client_tools=state.turn.client_tools if state.turn else None,

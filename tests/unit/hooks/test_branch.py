@@ -15,12 +15,12 @@ from perdure.types.subagents import BranchOutcome, BranchRequest
 
 
 def asked(name: str) -> BranchRequest:
-    return BranchRequest(key=name, said=repr(name), agent=name)
+    return BranchRequest(key=name, label=repr(name), agent=name)
 
 
 def recorded(*names: str) -> Branches:
     """Of these the answers are there: their own names."""
-    outcomes = tuple(BranchOutcome(key=name, said=repr(name), agent=name, op=0) for name in names)
+    outcomes = tuple(BranchOutcome(key=name, label=repr(name), agent=name, op=0) for name in names)
     return Branches(outcomes, lambda outcome: outcome.agent)
 
 
@@ -34,7 +34,7 @@ async def ran(branches: Branches, policy: Callable[[Callable[[str], Branch]], An
     try:
         return await branches.wrap_runner(run)("policy", policy, lambda name: branches.begin_branch(asked(name)))
     except LeftError:
-        return [branch.request.said for branch in branches.new_branches]
+        return [branch.request.label for branch in branches.new_branches]
 
 
 async def _one(ask: Any) -> Any:

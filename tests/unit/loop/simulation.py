@@ -95,7 +95,7 @@ class Simulation:
 
     def message(self, content: str, id: str | None) -> None:
         """A client injects a message. ``content`` is never the same twice."""
-        fresh = id is None or id not in self.state.seen
+        fresh = id is None or id not in self.state.turn_by_message_id
         assert receive_message(self.state, {"content": content, "id": id}) == fresh
         if fresh:
             self.accepted.append(content)
@@ -130,7 +130,7 @@ class Simulation:
                     self._begin(pending)
                 self.flying = step
             case StopChildren():
-                assert any(row.is_running for row in self.state.background)
+                assert any(row.is_running for row in self.state.background_runs)
                 self.flying = step
             case RunBranches(branches=branches):
                 assert branches
@@ -188,7 +188,7 @@ class Simulation:
         assert isinstance(step, CallModel)
         self.spent.add(self.state.op)
         before = self.state.model_dump(exclude={"op", "branching", "store_id"})
-        asked = tuple(BranchRequest(key=f"k{n}", said="?", agent="b") for n in range(count))
+        asked = tuple(BranchRequest(key=f"k{n}", label="?", agent="b") for n in range(count))
         apply_model(self.state, step, ModelOutput(head=self.state.head, store_id="s", branches=asked))
         assert self.state.model_dump(exclude={"op", "branching", "store_id"}) == before
         self.told = step.new
@@ -233,7 +233,7 @@ class Simulation:
         if around is None or external_calls.needs_after_activity(pending):
             return False
         if external_calls.needs_before_activity(pending):
-            assert pending.cleared is None, "it is looked at once"
+            assert pending.clearance is None, "it is looked at once"
             apply_clearance(self.state, pending.op, Clearance(around=around), self.now)
             return isinstance(how, RemoteCall) and external_calls.can_begin_external_call(self.state, pending)
         assert isinstance(how, RemoteCall)
@@ -275,7 +275,7 @@ class Simulation:
 
     def child_ends(self, index: int, state: str) -> None:
         """A subagent in background says how it ended, maybe once more; or it is found closed without a word."""
-        row = self.state.background[index % len(self.state.background)]
+        row = self.state.background_runs[index % len(self.state.background_runs)]
         before, collected = row.state, row.collected
         if state == "lost":
             background.apply_background_outcome(
@@ -417,7 +417,7 @@ class Simulation:
 
     def interrupt(self, content: str | None, id: str | None, finished: bool) -> None:
         """A client interrupts. What is in flight comes back without an outcome, or (``finished``) with its own."""
-        fresh = content is not None and (id is None or id not in self.state.seen)
+        fresh = content is not None and (id is None or id not in self.state.turn_by_message_id)
         request_interrupt(self.state, None if content is None else {"content": content, "id": id})
         if fresh:
             assert content is not None
@@ -474,7 +474,7 @@ class Simulation:
         """What holds at every moment."""
         assert self.state.tool_calls >= 0, "more is given back than was counted"
         given = [text for kind, text in self.transcript if kind == "user"]
-        stopped = [item for item in self.state.carry if isinstance(item, NewMessage) and item.id != REMINDER_ID]
+        stopped = [item for item in self.state.unsent if isinstance(item, NewMessage) and item.id != REMINDER_ID]
         waiting = [item.content for item in (*stopped, *self.state.inbox)]
         assert given + waiting == self.accepted, "lost, doubled or out of order"
         open_calls: list[str] = []
@@ -486,14 +486,14 @@ class Simulation:
             assert not open_calls, f"{kind} stands between a call and its result"
             if kind == "assistant":
                 open_calls = text.split(",") if text else []
-        results = [item for item in self.state.carry if isinstance(item, NewResult)]
+        results = [item for item in self.state.unsent if isinstance(item, NewResult)]
         owed = [pending.call.id for pending in self.state.calls]
         owed += [item.call_id for item in results]
         assert owed == open_calls, "every call is owed exactly one result"
 
     def _check_end(self) -> None:
-        assert [*self.state.inbox, *self.state.carry, *self.state.calls] == []
-        assert not any(row.is_running for row in self.state.background), "a subagent outlives its parent"
+        assert [*self.state.inbox, *self.state.unsent, *self.state.calls] == []
+        assert not any(row.is_running for row in self.state.background_runs), "a subagent outlives its parent"
         waited = self.state.parent is not None and self.state.parent.background
         assert self.reported == (self.ended if waited else None)
         interrupted = build_response(self.state).finish_reason == "interrupted"

@@ -68,9 +68,9 @@ def test_an_approved_call_runs_beside_one_that_waits() -> None:
     step = next_step(state)
     assert isinstance(step, RunToolCalls)
     (one,) = step.calls
-    assert one.decided is not None
-    assert (one.decided.arguments, one.decided.by) == ({"path": "/"}, "ana")
-    assert one.decided.hash == hash_arguments("c1", "look", {"path": "/"})
+    assert one.approval is not None
+    assert (one.approval.arguments, one.approval.by) == ({"path": "/"}, "ana")
+    assert one.approval.hash == hash_arguments("c1", "look", {"path": "/"})
 
 
 @pytest.mark.parametrize(
@@ -82,8 +82,8 @@ def test_arguments_that_are_equal_in_python_alone_are_changed_ones(given: Any, t
     state = asked(one.model_copy(update={"approval": ApprovalTerms(hash=hash)}))
     decide(state, by="ana", arguments=given)
     (pending,) = state.calls
-    assert pending.decided is not None
-    assert json.dumps(pending.decided.arguments) == json.dumps(taken)
+    assert pending.approval is not None
+    assert json.dumps(pending.approval.arguments) == json.dumps(taken)
 
 
 def test_a_denied_call_has_its_result_and_the_model_is_asked() -> None:

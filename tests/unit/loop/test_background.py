@@ -75,18 +75,18 @@ def end(run: RunState, handle: str = "b1", **said: Any) -> None:
 
 
 def row_of(state: RunState, handle: str) -> BackgroundRun:
-    return next(row for row in state.background if row.handle == handle)
+    return next(row for row in state.background_runs if row.handle == handle)
 
 
 def given(state: RunState) -> list[tuple[str, bool]]:
     """Text and error of the results that the next model call is given."""
-    return [(str(item.text), item.is_error) for item in state.carry if isinstance(item, NewResult)]
+    return [(str(item.text), item.is_error) for item in state.unsent if isinstance(item, NewResult)]
 
 
 def test_the_call_ends_as_soon_as_it_has_begun() -> None:
     state = going(2)
     assert given(state) == [("started as b1", False), ("started as b2", False)]
-    assert [row.state for row in state.background] == ["running", "running"]
+    assert [row.state for row in state.background_runs] == ["running", "running"]
     assert isinstance(decide(state), CallModel)
 
 
@@ -206,7 +206,7 @@ def test_one_that_could_not_begin_runs_no_more() -> None:
     assert found is not None
     assert found[0].is_running
     background.fail_background_start(state, pending, found[0], "no")
-    assert (found[0].is_running, state.background) == (False, [])
+    assert (found[0].is_running, state.background_runs) == (False, [])
 
 
 def test_an_interrupt_ends_the_wait() -> None:
@@ -243,16 +243,16 @@ def test_so_many_at_once() -> None:
 
 def test_answers_that_nobody_collects_are_bounded() -> None:
     state = going(20, at_once=20)
-    for row in list(state.background):
+    for row in list(state.background_runs):
         end(state, row.handle, content="ж" * 3000)
     model(state, asks(starts("c99", 20), limits=FREE))
     begin(state)
     assert given(state)[0][0].startswith("not started: too many answers wait to be collected: collect them first (b1, ")
-    model(state, asks(*(collects(row.handle, f"d{row.handle}") for row in state.background), limits=FREE))
+    model(state, asks(*(collects(row.handle, f"d{row.handle}") for row in state.background_runs), limits=FREE))
     answer_collect_calls(state)
     assert not any(is_error for _, is_error in given(state))
-    kept = [row for row in state.background if row.text is not None]
-    assert kept == state.background[-len(kept) :]
+    kept = [row for row in state.background_runs if row.text is not None]
+    assert kept == state.background_runs[-len(kept) :]
     assert 0 < sum(len(str(row.text)) for row in kept) * 6 <= background.COLLECTED_BYTES
     model(state, asks(collects("b1"), limits=FREE))
     answer_collect_calls(state)
@@ -280,7 +280,7 @@ def test_the_table_forgets_what_was_collected_long_ago(monkeypatch: pytest.Monke
         end(state, f"b{number}", content="x")
         model(state, asks(collects(f"b{number}"), limits=AgentLimits()))
         answer_collect_calls(state)
-    assert [row.handle for row in state.background] == ["b3", "b4"]
+    assert [row.handle for row in state.background_runs] == ["b3", "b4"]
 
 
 def test_a_budget_is_shared_with_all_that_may_run_and_the_parent() -> None:
@@ -322,7 +322,7 @@ def test_they_are_stopped_before_the_ending_is_recorded(how: str) -> None:
         case "cancel":
             cancel_run(state)
     assert decide(state) == StopChildren()
-    for row in state.background:
+    for row in state.background_runs:
         row.stopped = True
     end(state, "b1", state="cancelled", error="RunCancelledError", used={"usage": {"input_tokens": 9}})
     assert decide(state) == StopChildren()
@@ -346,7 +346,7 @@ def test_a_run_whose_answers_are_collected_ends_as_any_other() -> None:
 
 def test_who_is_closed_without_a_word_is_lost() -> None:
     state = going(3)
-    rows = state.background
+    rows = state.background_runs
     background.apply_background_outcome(state, rows[0], ChildOutcome(error="TerminatedError: Terminated", lost=True))
     background.apply_background_outcome(
         state, rows[1], ChildOutcome(error="InvalidInputError: no", used=Response(tool_calls=2))
@@ -376,7 +376,7 @@ def test_only_one_that_runs_is_told_something(ends: bool) -> None:
         for one in step.calls
         if isinstance(how := one.call.disposition, TellCall)
     ]
-    assert found == [None if ends else state.background[0], None]
+    assert found == [None if ends else state.background_runs[0], None]
     if not ends:
         finish_call(state, step.calls[0], "delivered")
     first, second = given(state)

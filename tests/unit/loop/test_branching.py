@@ -47,7 +47,7 @@ BLOB = BlobRef(hash="a" * 64, size=9)
 
 def ask(number: int = 0, **more: Any) -> BranchRequest:
     given = {"message": f"question {number}", "head": "h-fork"} | more
-    return BranchRequest(key=f"k{number}", said=f"'sub: {number}'", agent="sub", **given)
+    return BranchRequest(key=f"k{number}", label=f"'sub: {number}'", agent="sub", **given)
 
 
 def branches(*asked: BranchRequest) -> ModelOutput:
@@ -181,7 +181,7 @@ def test_what_may_not_begin_has_an_error() -> None:
 def test_what_it_came_to(how: ChildOutcome, outcome: dict[str, Any]) -> None:
     state = stepping(ask())
     apply_branch_outcome(state, waiting(state)[0], how, stopping=False)
-    assert list_branch_outcomes(state) == (BranchOutcome(key="k0", said="'sub: 0'", agent="sub", op=3, **outcome),)
+    assert list_branch_outcomes(state) == (BranchOutcome(key="k0", label="'sub: 0'", agent="sub", op=3, **outcome),)
 
 
 def test_what_branches_use_counts_and_they_share_what_is_left() -> None:

@@ -47,7 +47,7 @@ def answer(state: RunState, **output: Any) -> None:
 def test_a_reply_that_says_so_is_followed_by_a_compaction_and_then_by_the_call() -> None:
     state = running()
     answer(state, compact=True)
-    op, carry, usage = state.op, list(state.carry), state.usage
+    op, carry, usage = state.op, list(state.unsent), state.usage
     assert decide(state) == CompactConversation(0)
     assert build_status(state).doing == "compacting"
     apply_compaction(state, ModelOutput(head="h2", usage=Usage(input_tokens=7), cost_usd=0.5))
@@ -55,7 +55,7 @@ def test_a_reply_that_says_so_is_followed_by_a_compaction_and_then_by_the_call()
     assert state.usage == usage + Usage(input_tokens=7)
     assert state.cost_usd == 0.5
     assert state.compaction is not None
-    assert state.compaction.behind == "h1", "until there is a reply"
+    assert state.compaction.refused_head == "h1", "until there is a reply"
     step = decide(state)
     assert isinstance(step, CallModel)
     assert list(step.new) == carry, "what waits for the model waits on"
@@ -102,7 +102,7 @@ def test_a_reply_in_between_makes_it_start_anew_but_the_window_stays_tight() -> 
     apply_compaction(state, ModelOutput(head="h"))
     answer(state)
     assert state.compaction is not None
-    assert (state.compaction.done, state.compaction.tighter, state.compaction.due) == (0, 1, False)
+    assert (state.compaction.summaries, state.compaction.window_halvings, state.compaction.is_due) == (0, 1, False)
 
 
 @pytest.mark.parametrize("ways", [[], ["hope"]])

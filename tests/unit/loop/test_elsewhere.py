@@ -88,7 +88,7 @@ def test_what_is_looked_at_before(
     how: Disposition = make(**needed, **({} if make is ActivityCall else {"around": around}))
     pending = ToolCallState(call=call("c1", how).model_copy(update={"approval": approval}), op=1, released=released)
     assert external_calls.needs_before_activity(pending) == (due and make is not ActivityCall)
-    pending.cleared = Clearance()
+    pending.clearance = Clearance()
     assert not external_calls.needs_before_activity(pending)
 
 
@@ -170,7 +170,7 @@ def test_what_nobody_was_shown_is_withheld_when_the_run_is_stopped(how: str, ret
         cancel_run(state)
     else:
         fail_run(state, "ProviderError", "no")
-    (result,) = [one for one in state.carry if isinstance(one, NewResult)]
+    (result,) = [one for one in state.unsent if isinstance(one, NewResult)]
     assert result.text is not None
     assert "secret" not in result.text
     assert ("(look was run, and its result cannot be shown)" in result.text) == returned
@@ -228,8 +228,8 @@ def test_a_second_result_of_the_same_call_is_dropped() -> None:
     clear(state)
     came(state, "first")
     came(state, "second")
-    assert state.calls[0].returned is not None
-    assert state.calls[0].returned.text == "first"
+    assert state.calls[0].external_result is not None
+    assert state.calls[0].external_result.text == "first"
 
 
 def test_what_it_came_to_is_not_carried_beside_its_result() -> None:

@@ -89,7 +89,7 @@ def test_nothing_but_what_the_namespace_has(names: list[str] | None) -> None:
 def test_what_a_worker_has_said_survives_continue_as_new() -> None:
     state = asking(1)
     again = carried_over(state)
-    assert again.indexed == ALL
+    assert again.search_attributes == ALL
     assert "indexed" not in build_continuation_input(asking(0, indexed=None), "run-1")["state"]
 
 
@@ -189,5 +189,5 @@ def test_a_wait_that_has_no_beginning_yet_is_not_told() -> None:
 
 def test_whether_it_is_noted_survives_continue_as_new() -> None:
     state = asking(1, noted=True)
-    assert carried_over(state).noted
+    assert carried_over(state).memo_is_written
     assert "noted" not in build_continuation_input(asking(1), "run-1")["state"]

@@ -111,7 +111,7 @@ class Counting(Simulation):
     def _check_end(self):
         """A message that came while the last call of a budget was under way is recorded, and has no answer."""
         if self.closed_over or self.over_budget():
-            assert [*self.state.inbox, *self.state.carry, *self.state.calls] == []
+            assert [*self.state.inbox, *self.state.unsent, *self.state.calls] == []
             self._check_unanswered()
         else:
             super()._check_end()

@@ -53,7 +53,7 @@ def forced() -> RunState:
 def test_an_answer_of_a_type_ends_the_turn_and_its_calls_are_closed() -> None:
     state = opened()
     model(state, output(ACCEPTED, call("c1", AnsweredCall(text="not run", is_error=True)), finish=TYPED))
-    assert (state.calls, state.carry, state.op) == ([], [], 3)
+    assert (state.calls, state.unsent, state.op) == ([], [], 3)
     assert ended(state) == "completed"
     response = build_response(state)
     assert (response.content, response.output, response.typed, response.finish_called) == (

@@ -290,7 +290,7 @@ def test_an_approval_is_told_with_the_result_where_no_activity_has_told_it() -> 
     state = asked(waiting("c1").model_copy(update={"disposition": CallbackCall(expires=10)}), call("c2"))
     decide(state, "c1", "approve", by="ana")
     cancel_run(state)
-    result = state.calls[0].result if state.calls else state.carry[0]
+    result = state.calls[0].result if state.calls else state.unsent[0]
     assert isinstance(result, NewResult)
     assert result.is_error
     assert result.decided is not None

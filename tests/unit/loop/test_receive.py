@@ -188,7 +188,7 @@ def test_the_largest_message_goes_alone_and_no_results_keep_it_out():
     assert receive_message(state, "ä" * (MESSAGE_BYTES // 6 - 10))
     receive_message(state, "more")
     done(state, "c1")
-    assert decide(state).taken == 1
+    assert decide(state).taken_from_inbox == 1
     assert [text[0] for text in said(model(state, says("42", LIMITS)))] == ["=", "ä"]
     assert said(model(state, says("43", LIMITS))) == ["more"]
 
@@ -201,9 +201,9 @@ def test_a_message_that_does_not_fit_beside_the_results_comes_next(monkeypatch):
     model(state, asks(*calls))
     assert receive_message(state, "x" * (32 * 1024 - 100))
     step = decide(state)
-    assert (len(step.new), step.taken) == (250, 0)
+    assert (len(step.new), step.taken_from_inbox) == (250, 0)
     model(state, says("42", LIMITS))
-    assert decide(state).taken == 1
+    assert decide(state).taken_from_inbox == 1
 
 
 def test_many_small_messages_count_with_all_that_they_are(monkeypatch):
@@ -213,7 +213,7 @@ def test_many_small_messages_count_with_all_that_they_are(monkeypatch):
         receive_message(state, {"content": "", "id": f"{n:0200}"})
     step = decide(state)
     assert measure_json([item.model_dump(exclude_none=True) for item in step.new]) < 64 * 1024 * 1.1
-    assert 0 < step.taken < 400
+    assert 0 < step.taken_from_inbox < 400
 
 
 def test_a_message_in_another_store_than_the_run_is_refused():
@@ -308,7 +308,7 @@ def test_the_name_of_a_turn_long_ago_is_not_given_to_another_whose_row_would_tak
         accept_message(state, f"m{n}")
     model(state, says("42"))
     state = carried_over(state)
-    assert "mine" not in {past.task_id for past in state.past}
+    assert "mine" not in {past.task_id for past in state.past_turns}
     assert accept_message(state, {"content": "again", "task_id": "mine"}) != "mine"
 
 
@@ -354,7 +354,7 @@ def test_the_oldest_id_is_forgotten_first_also_after_continuing_as_new():
     state = opened(None, mode="session")
     for number in range(MAX_SEEN_IDS + 1, 0, -1):
         receive_message(state, {"content": "x", "id": f"m{number:04}"})
-    assert list(state.seen) == [f"m{number:04}" for number in range(MAX_SEEN_IDS, 0, -1)]
+    assert list(state.turn_by_message_id) == [f"m{number:04}" for number in range(MAX_SEEN_IDS, 0, -1)]
     carried = json.loads(json.dumps(build_continuation_input(state, "run-1"), sort_keys=True))
     state = read_continued_state(carried, state.context_id)
     receive_message(state, {"content": "x", "id": "another"})
@@ -499,12 +499,12 @@ def test_what_a_conversation_remembers_of_ids_is_bounded_in_bytes(monkeypatch):
     for n in range(200):
         if n == 100:  # an older engine had it meanwhile, which does not keep the size
             carried = json.loads(json.dumps(build_continuation_input(state, "run-1")))
-            assert carried["state"].pop("seen_bytes") >= measure_json(state.seen)
+            assert carried["state"].pop("seen_bytes") >= measure_json(state.turn_by_message_id)
             state = read_continued_state(carried, state.context_id)
         receive_message(state, {"content": None, "id": f"{n:04}" + "ж" * 60})
-        assert f"{n:04}" + "ж" * 60 in state.seen
-        assert measure_json(state.seen) <= 16 * 1024
-    assert measure_json(state.seen) > 15 * 1024
+        assert f"{n:04}" + "ж" * 60 in state.turn_by_message_id
+        assert measure_json(state.turn_by_message_id) <= 16 * 1024
+    assert measure_json(state.turn_by_message_id) > 15 * 1024
 
 
 def test_the_ids_that_are_remembered_are_not_measured_for_each_message(monkeypatch):
@@ -520,4 +520,4 @@ def test_the_ids_that_are_remembered_are_not_measured_for_each_message(monkeypat
         receive_message(state, {"content": "x", "id": f"m{number:04}"})
     monkeypatch.setattr(import_module("perdure.loop.messages"), "measure_json", measure)
     receive_message(state, {"content": "x", "id": "another"})
-    assert 0 < sum(measured) < measure_json(state.seen) / 10
+    assert 0 < sum(measured) < measure_json(state.turn_by_message_id) / 10

@@ -340,7 +340,7 @@ class Loop(RuleBasedStateMachine):
                 elif isinstance(step, Wait) and step.until == "approval":
                     run.answer(declined=False)
                 elif step == Wait("child"):
-                    run.child_ends(next(n for n, row in enumerate(run.state.background) if row.is_running), "completed")
+                    run.child_ends(next(n for n, row in enumerate(run.state.background_runs) if row.is_running), "completed")
                 elif isinstance(step, Wait):
                     resume_run(run.state, None, run.now)
 

@@ -63,7 +63,7 @@ def test_later_calls_of_the_tool_run_unasked_and_say_by_whom_and_since_when() ->
     asked(waiting("c2"), waiting("c3", name="rm"), state=state)
     assert waits(state) == ["c3"]
     ((first, _),) = running(state)
-    decided = state.calls[0].decided
+    decided = state.calls[0].approval
     assert first == "c2"
     assert decided is not None
     assert (decided.state, decided.by, decided.standing) == ("approved", "ana", NOW.isoformat())
@@ -94,7 +94,7 @@ def test_who_asked_is_not_the_one_whose_approval_stands() -> None:
     done(state, "c2")
     asked(waiting("c3", separate=True), waiting("c4"), state=state)
     assert waits(state) == []
-    assert [one.decided and one.decided.by for one in state.calls] == ["cleo", "ana"]
+    assert [one.approval and one.approval.by for one in state.calls] == ["cleo", "ana"]
 
 
 @pytest.mark.parametrize("terms", [{}, {"separate": True}])

@@ -209,7 +209,7 @@ def test_answers_of_one_reply_are_bounded() -> None:
     pendings = list(state.calls)
     for pending in pendings:
         apply_child_outcome(state, pending, ChildOutcome(Response(content="ж" * 16_000)), stopping=False)
-    texts = [(str(item.text), item.is_error) for item in state.carry if isinstance(item, NewResult)]
+    texts = [(str(item.text), item.is_error) for item in state.unsent if isinstance(item, NewResult)]
     assert 0 < sum(len(text) * 6 for text, is_error in texts if not is_error) <= 1024 * 1024
     too_long = f"too long: with the answer of {child_id(50)} those of this reply are: ask fewer at once"
     assert texts[-1] == (too_long, True)

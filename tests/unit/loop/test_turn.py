@@ -117,7 +117,7 @@ def test_at_the_limit_the_answer_is_asked_for_with_the_last_results():
     done(state, "c2")
     receive_message(state, "hurry")
     step = model(state, says("42", given))
-    assert (step.purpose, step.taken) == ("force_finish", 1)
+    assert (step.purpose, step.taken_from_inbox) == ("force_finish", 1)
     assert said(step) == ["=c2", "hurry", build_force_finish_text("text", step.limit)]
     assert str(step.limit) == "the turn has used 2 of 2 iterations (max_iterations)"
     assert close(state).closing.response["finish_reason"] == "limit"

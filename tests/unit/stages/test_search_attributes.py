@@ -44,4 +44,4 @@ def test_which_replies_say_so(input: dict[str, Any], calls: tuple[Call, ...], sa
 )
 def test_the_memo_is_kept_where_the_number_is(names: tuple[str, ...] | None, noted: bool) -> None:
     said = attach_search_attributes(model_call(iteration=1), ModelOutput(), names)
-    assert (said.indexed, said.noted) == (names, noted)
+    assert (said.search_attributes, said.memo_is_written) == (names, noted)

@@ -55,12 +55,12 @@ async def test_looks_get_rarer_to_one_a_day() -> None:
     state = child()
     assert await hours(state, Host(), 24 * 5) == [1, 3, 7, 15, 31, 55, 79, 103]
     carried = carried_over(state)
-    assert carried.sought == state.sought == 8
+    assert carried.parent_checks == state.parent_checks == 8
     assert len(await hours(child(), Host(), 24 * 30)) == 33  # and not 720
 
 
 @pytest.mark.parametrize("sought", [30, 10_000])
 async def test_many_looks_are_no_number_too_large(sought: int) -> None:
     state = child()
-    state.sought, state.heard = sought, 0.0
+    state.parent_checks, state.parent_seen_at = sought, 0.0
     assert await hours(state, Host(), 50) == [24, 48]

@@ -80,9 +80,9 @@ def test_a_savepoint_undoes_everything_and_keeps_the_parts_themselves() -> None:
     state = asked(waiting("c1"), call("c2"))
     before, pending = copy.deepcopy(state), state.calls[1]
     saved = Savepoint(state)
-    state.calls[0].waiting = None
+    state.calls[0].approval_wait = None
     apply_result(state, pending.op, cast(Any, build_response(state)))
-    state.seen["m9"] = "t9"
+    state.turn_by_message_id["m9"] = "t9"
     state.refused.append("x")
     assert state.turn is not None
     state.turn.said_by.append("x")
