@@ -26,7 +26,8 @@ from ..types.redaction import find_address_secrets
 from .audit import audit_steering
 from .decisions import WaitRef, answer_pending_call
 from .handles import ClientHandle
-from .pages import MAX_PAGE, Wait, list_wait_page
+from .pages import MAX_PAGE, Wait, gather_bounded, list_wait_page
+from .progress import refuse_without_worker
 
 logger = logging.getLogger("perdure.client")
 
@@ -84,7 +85,8 @@ class SignedIn:
     answered: tuple[str, ...]
     """Ids of the runs whose calls had waited for it, and go on."""
     unanswered: tuple[str, ...]
-    """Ids of the runs that wait for it and could not be told, as no worker served them: answer them by hand."""
+    """Ids of the runs that wait for it and did not answer, as no worker serves them: they may be told once one does, or
+    are answered by hand."""
     note: str = ""
     """What the caller of :meth:`McpGrants.begin` has noted."""
 
@@ -170,24 +172,24 @@ class McpGrants:
 
         It looks twice: a call that found no grant a moment ago may not be in the table yet.
         """
-        answered: dict[tuple[str, str], str] = {}
-        failed: dict[tuple[str, str], str] = {}
+        answered: dict[tuple[str, str], bool] = {}
+
+        async def answer(wait: Wait) -> None:
+            run, question = self._client.run(wait.run_id), WaitRef(wait.call_id, wait.hash)
+            try:
+                await refuse_without_worker(run, answer_pending_call(run, question, True, by=by))
+            except PerdureError as error:
+                logger.warning("run %s waits for a sign-in that is done: %s", wait.run_id, error.message)
+                answered[wait.run_id, wait.hash] = False
+            else:
+                answered[wait.run_id, wait.hash] = True
+
         for delay in (0.0, SETTLE_SECONDS):
             await asyncio.sleep(delay)
-            for wait in await self._list_waits_for(key):
-                name = (wait.run_id, wait.hash)
-                if name in answered:
-                    continue
-                try:
-                    question = WaitRef(wait.call_id, wait.hash)
-                    await answer_pending_call(self._client.run(wait.run_id), question, True, by=by)
-                except PerdureError as error:
-                    logger.warning("run %s waits for a sign-in that is done: %s", wait.run_id, error.message)
-                    failed[name] = wait.run_id
-                else:
-                    answered[name] = wait.run_id
-                    failed.pop(name, None)
-        return list(answered.values()), list(failed.values())
+            waits = [wait for wait in await self._list_waits_for(key) if (wait.run_id, wait.hash) not in answered]
+            await gather_bounded(answer, waits)
+        done = [run_id for (run_id, _), is_told in answered.items() if is_told]
+        return done, [run_id for (run_id, _), is_told in answered.items() if not is_told]
 
     async def _list_waits_for(self, key: GrantKey) -> list[Wait]:
         found: list[Wait] = []
