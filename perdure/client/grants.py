@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
 
-from ..errors import InvalidInputError, PerdureError, StoreError
+from ..errors import InvalidInputError, PerdureError, StoreError, ToolError
 from ..mcp.grants import Grant, build_grant_key, build_grant_row, describe_url, open_grant, open_secret, seal_secret
 from ..mcp.oauth import OAuth
 from ..ports import Store
@@ -238,7 +238,11 @@ class McpGrants:
         async with audit_steering(
             self._client, "mcp.sign_out", f"mcp:{describe_url(key.server)}", by=by, detail=_describe_owner(key)
         ):
-            revoked = await revoke_tokens(key.server, open_grant(row)) if revoke else False
+            try:
+                revoked = await revoke_tokens(key.server, open_grant(row)) if revoke else False
+            except ToolError as error:
+                hint = "revoke=False (--keep-tokens) deletes the grant without that."
+                raise InvalidInputError(f"the tokens are not revoked: {error.message}", hint=hint) from error
             await store.delete_grant(key)
         return revoked
 

@@ -65,6 +65,8 @@ class OAuthServer:
     """A refresh is answered when it is set."""
     repeats: bool = False
     """Errors of its token endpoint have what was sent."""
+    gives_scope: str | None = None
+    """The scope that it says to have given."""
     padding: int = 0
     """Bytes that the metadata has too many."""
     token_url: str | None = None
@@ -190,7 +192,7 @@ class OAuthServer:
         access, again = f"access-{secrets.token_hex(8)}", f"refresh-{secrets.token_hex(8)}"
         until = float("inf") if self.expires_in is None else time.time() + self.expires_in
         self.access[access] = Token(scope, user, until, family)
-        answer: dict[str, Any] = {"access_token": access, "token_type": "Bearer", "scope": scope}
+        answer: dict[str, Any] = {"access_token": access, "token_type": "Bearer", "scope": self.gives_scope or scope}
         if self.expires_in is not None:
             answer["expires_in"] = self.expires_in
         if refresh:
