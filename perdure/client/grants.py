@@ -10,6 +10,7 @@ import asyncio
 import hashlib
 import logging
 from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
@@ -127,9 +128,7 @@ class McpGrants:
         if auth is None:
             declared: dict[str, Any] = dict((previous.declared if previous is not None else None) or {})
             auth = OAuth(**declared)
-        async with audit_steering(
-            self._client, "mcp.sign_in", f"mcp:{describe_url(key.server)}", by=by, detail=_describe_owner(key)
-        ):
+        async with self._audit("mcp.sign_in", key, by):
             page, pending = await begin_sign_in(key.server, auth, redirect_uri, scopes=scopes, previous=previous)
             now, name = format_utc_now(), _hash_state(pending.state)
             about = {"key": list(key), "by": by or self._client.actor, "note": note, "pending": asdict(pending)}
@@ -158,9 +157,7 @@ class McpGrants:
         known = await store.get_grant(key)
         if known is not None:
             grant = replace(grant, declared=open_grant(known).declared)
-        async with audit_steering(
-            self._client, "mcp.grant", f"mcp:{describe_url(key.server)}", by=actor, detail=_describe_owner(key)
-        ):
+        async with self._audit("mcp.grant", key, actor):
             await store.create_grant(build_grant_row(self._address, key, grant, actor))
         written = await store.get_grant(key)
         assert written is not None, "just written"
@@ -235,9 +232,7 @@ class McpGrants:
                 f"there is no grant for {describe_url(key.server)}{_describe_owner(key)}",
                 hint="`perdure mcp list` has all.",
             )
-        async with audit_steering(
-            self._client, "mcp.sign_out", f"mcp:{describe_url(key.server)}", by=by, detail=_describe_owner(key)
-        ):
+        async with self._audit("mcp.sign_out", key, by):
             try:
                 revoked = await revoke_tokens(key.server, open_grant(row)) if revoke else False
             except ToolError as error:
@@ -253,6 +248,13 @@ class McpGrants:
             raise InvalidInputError("the URL of the MCP server has credentials", hint="Give it without them.")
         owner = [None if name is None else clean_text(name) for name in (tenant, user)]
         return build_grant_key(owner[0], owner[1], url)
+
+    def _audit(self, verb: str, key: GrantKey, by: str | None) -> AbstractAsyncContextManager[Any]:
+        labels = {"tenant": key.tenant, "user": key.user_id}
+        subject = f"mcp:{describe_url(key.server)}"
+        return audit_steering(
+            self._client, verb, subject, by=by, detail=_describe_owner(key).strip() or None, labels=labels
+        )
 
     @property
     def _address(self) -> str:

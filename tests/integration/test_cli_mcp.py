@@ -93,8 +93,8 @@ async def test_a_login_from_the_question_to_the_logout(
         assert guarded.revoked
         assert (await cli("mcp", "list", "--json")).json == []
         store = await client.store()
-        verbs = [row.verb for row in await store.list_audit(subject=f"mcp:{guarded.url}")]
-        assert verbs == ["mcp.sign_out", "mcp.grant", "mcp.sign_in"]
+        rows = [(row.verb, row.tenant) for row in await store.list_audit(subject=f"mcp:{guarded.url}")]
+        assert rows == [("mcp.sign_out", "acme"), ("mcp.grant", "acme"), ("mcp.sign_in", "acme")]
 
 
 async def _is_asked(run: Any) -> bool:
