@@ -78,6 +78,12 @@ async def test_a_person_signs_in_and_the_run_goes_on(engine: Engine, guarded: OA
         assert "Who may operate runs may sign in for all of them." in page.text
         assert not [one for one in page.forms if one.action.endswith("/sign-in")]
 
+        for place in (f"/chat/host/{quote(run.id, safe='')}", f"/runs/{quote(run.id, safe='')}"):
+            page = await browser.open(place)
+            assert [link for link in page.list_links() if path in link], place
+            assert "Sign in…" in page.text
+            assert not [one for one in page.forms if ("decision", "answer") in one.buttons]
+
         url = await begin(browser, path)
         assert urlsplit(url).netloc == f"127.0.0.1:{guarded.port}"
         assert f"Continue to 127.0.0.1:{guarded.port}" in browser.page.text
