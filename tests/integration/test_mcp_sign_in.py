@@ -62,6 +62,15 @@ async def test_a_server_at_which_nobody_can_sign_in_says_why(
     assert await client.grants.list() == []
 
 
+async def test_a_server_that_does_not_answer_is_given_up(
+    client: Client, guarded: OAuthServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("perdure.mcp.sign_in.ANSWER_SECONDS", 0.2)
+    guarded.go_on.clear()
+    with pytest.raises(ToolError, match=r"oauth-authorization-server/as did not answer within 0\.2 s"):
+        await begin(client, guarded)
+
+
 async def test_a_client_that_was_registered_by_hand(client: Client, guarded: OAuthServer) -> None:
     guarded.registers = False
     guarded.clients["by-hand"] = {}

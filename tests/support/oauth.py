@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import hashlib
 import json
@@ -62,7 +63,7 @@ class OAuthServer:
     refreshing: threading.Event = field(default_factory=threading.Event)
     """Set when a refresh is asked for."""
     go_on: threading.Event = field(default_factory=threading.Event)
-    """A refresh is answered when it is set."""
+    """Metadata and refreshes are answered when it is set."""
     repeats: bool = False
     """Errors of its token endpoint have what was sent."""
     gives_scope: str | None = None
@@ -104,6 +105,7 @@ class OAuthServer:
         return JSONResponse({"resource": resource, "authorization_servers": [self.issuer], "pad": "x" * self.padding})
 
     async def metadata(self, _: Request) -> Response:
+        await asyncio.to_thread(self.go_on.wait, 60)
         said: dict[str, Any] = {
             "issuer": self.issuer_in_metadata or self.issuer,
             "authorization_endpoint": f"{self.issuer}/authorize",
@@ -174,8 +176,6 @@ class OAuthServer:
     async def answer_refresh(self, asked: dict[str, str]) -> Response:
         self.refreshes += 1
         self.refreshing.set()
-        import asyncio
-
         await asyncio.to_thread(self.go_on.wait, 60)
         if self.refresh_status != 200:
             return JSONResponse({"error": "server_error"}, self.refresh_status)
