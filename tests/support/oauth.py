@@ -84,6 +84,8 @@ class OAuthServer:
     asked: list[str] = field(default_factory=list)
     """Paths that were asked for, with their methods."""
     users: list[str] = field(default_factory=list)
+    referrers: list[str | None] = field(default_factory=list)
+    """What browsers said of the page that led to it."""
 
     @property
     def base(self) -> str:
@@ -130,6 +132,7 @@ class OAuthServer:
         return JSONResponse(client, 201)
 
     async def authorize(self, request: Request) -> Response:
+        self.referrers.append(request.headers.get("referer"))
         asked = dict(request.query_params)
         if asked.get("client_id") not in self.clients or asked.get("code_challenge_method") != "S256":
             return JSONResponse({"error": "invalid_request"}, 400)
