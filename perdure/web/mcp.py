@@ -70,6 +70,11 @@ _MAX_INPUT_RESPONSES = 100
 _SHOWN_CHARS = 20_000
 """Arguments of a call that are longer are not shown in a form, and not approved by one: nobody has read them there."""
 _FIELD_TYPES = ("string", "number", "integer", "boolean")
+_FIELD_KEYS = (
+    "type", "title", "description", "default", "minimum", "maximum", "minLength", "maxLength", "format", "enum",
+    "enumNames", "oneOf", "items", "minItems", "maxItems",
+)  # fmt: skip
+"""What a field of MCP's forms may say of itself."""
 _ANSWER = "answer"
 ParamsT = TypeVar("ParamsT")
 Context = Any  # ServerRequestContext of the SDK, whose parameters say nothing here
@@ -502,7 +507,44 @@ def _build_form(wait: OpenWait) -> dict[str, Any]:
             }
         fields: dict[str, Any] = {"approve": approve, "comment": {"type": "string"}}
         return {"type": "object", "properties": fields, "required": ["approve"]}
+    form = wait.call.form
+    if form is not None and _is_flat_form(form):
+        fields = {name: _build_field(field) for name, field in form["properties"].items()}
+        return {"type": "object", "properties": fields, "required": list(form.get("required") or ())}
     return {"type": "object", "properties": {_ANSWER: _build_answer_field(wait)}, "required": [_ANSWER]}
+
+
+def _is_flat_form(form: Mapping[str, Any] | None) -> bool:
+    """Whether MCP's forms have each field of the answer: then the form is the question's own."""
+    fields = form.get("properties") if form is not None and form.get("type") == "object" else None
+    return isinstance(fields, dict) and bool(fields) and all(map(_is_plain_field, fields.values()))
+
+
+def _is_plain_field(field: Any) -> bool:
+    if not isinstance(field, dict):
+        return False
+    if field.get("type") == "array":  # several of a list of texts
+        items = field.get("items")
+        return isinstance(items, dict) and (_are_texts(items.get("enum")) or _are_choices(items.get("anyOf")))
+    return field.get("type") in _FIELD_TYPES and ("oneOf" not in field or _are_choices(field["oneOf"]))
+
+
+def _are_texts(values: Any) -> bool:
+    return isinstance(values, list) and bool(values) and all(isinstance(value, str) for value in values)
+
+
+def _are_choices(choices: Any) -> bool:
+    return isinstance(choices, list) and _are_texts([isinstance(one, dict) and one.get("const") for one in choices])
+
+
+def _build_field(field: Mapping[str, Any]) -> dict[str, Any]:
+    """Build a field of MCP's forms, in which each choice has a title."""
+    built = {key: field[key] for key in _FIELD_KEYS if key in field}
+    if "oneOf" in built:
+        built["oneOf"] = [{"title": choice["const"], **choice} for choice in built["oneOf"]]
+    if built.get("type") == "array" and "anyOf" in (items := built["items"]):
+        built["items"] = {"anyOf": [{"title": choice["const"], **choice} for choice in items["anyOf"]]}
+    return built
 
 
 def _build_answer_field(wait: OpenWait) -> dict[str, Any]:
@@ -511,11 +553,12 @@ def _build_answer_field(wait: OpenWait) -> dict[str, Any]:
         return {"type": "string"}
     if form.get("type") not in _FIELD_TYPES:
         return {"type": "string", "description": f"JSON of this schema: {json.dumps(form)[:4000]}"}
-    names = ("type", "title", "description", "minimum", "maximum", "minLength", "maxLength", "enum")
-    return {name: form[name] for name in names if name in form}
+    return _build_field(form) if _is_plain_field(form) else {"type": form["type"]}
 
 
 def _read_answer(wait: OpenWait, content: Mapping[str, Any]) -> Any:
+    if _is_flat_form(wait.call.form):
+        return dict(content)
     if _ANSWER not in content:
         raise InvalidInputError(f"the content of an answer has {_ANSWER}")
     answer, form = content[_ANSWER], wait.call.form
