@@ -474,6 +474,46 @@ async def test_a_client_of_the_older_protocol_is_asked_within_its_call(engine: E
         assert "chose" not in str(results)
 
 
+class Wanted(BaseModel):
+    size: Literal["small", "large"] = "small"
+    count: int
+
+
+@tool
+async def order(ctx: ToolContext) -> str:
+    """Ask what is wanted."""
+    wanted = await ctx.ask("What do you want?", Wanted)
+    return f"{wanted.count} {wanted.size}"
+
+
+@pytest.mark.parametrize("mode", ["legacy", "auto"])
+async def test_a_question_of_plain_fields_is_a_form_of_its_fields(
+    engine: Engine, mode: Literal["legacy", "auto"]
+) -> None:
+    asked: list[dict[str, Any]] = []
+
+    async def answer(_: Any, params: Any) -> types.ElicitResult:
+        asked.append(params.requested_schema)
+        return types.ElicitResult(action="accept", content={"size": "large", "count": 2})
+
+    agent = Agent("shop", ScriptedProvider([call("order"), "Done."]), tools=[order])
+    async with (
+        engine.served(agent) as client,
+        serve(client) as service,
+        connect(service, mode=mode, elicitation_callback=answer) as mcp,
+    ):
+        result = await mcp.call_tool("shop", {"message": "Order."})
+        assert read_text(result) == "Done."
+        assert result.meta is not None
+        transcript = await client.run(result.meta["perdure/session"]).transcript()
+    assert [each.content for message in transcript for each in message.tool_results] == ["2 large"]
+    [form] = asked
+    assert form["required"] == ["count"]
+    assert form["properties"]["size"]["enum"] == ["small", "large"]
+    assert form["properties"]["size"]["default"] == "small"
+    assert form["properties"]["count"]["type"] == "integer"
+
+
 async def test_what_was_asked_is_answered_at_any_replica_and_by_those_who_may(engine: Engine) -> None:
     """The id of what is asked says what that is: also a client that has gone may answer, once."""
     provider = ScriptedProvider([call("refund", order="7"), "Done."])
