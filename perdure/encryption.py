@@ -116,24 +116,24 @@ class KeyRing:
         """Return the first key of ``PERDURE_ENCRYPTION_KEYS``; None without one."""
         return next(iter(self._keys.values()), None)
 
-    def open(self, token: str, abouts: Iterable[str]) -> bytes:
-        """Decrypt ``token`` for one of ``abouts``.
+    def open(self, token: str, abouts: Iterable[str], *, what: str = "the run's auth_context") -> bytes:
+        """Decrypt ``token`` for one of ``abouts``. Errors call it ``what``.
 
         Raises ``AuthContextUnavailableError`` if its key is not here, ``AuthContextError`` for a token that was
         changed, or was made for something else.
         """
         prefix, key_id, fingerprint, body = token.split(":") if token.count(":") == 3 else ("", "", "", "")
         if prefix != AUTH_TOKEN_PREFIX:
-            raise AuthContextError("the run's auth_context has a format that this engine does not support")
-        plain = self._find_key(key_id, fingerprint).open(body, abouts)
+            raise AuthContextError(f"{what} has a format that this engine does not support")
+        plain = self._find_key(key_id, fingerprint, what).open(body, abouts)
         if plain is None:
             raise AuthContextError(
-                "the run's auth_context was made for another run, or was changed",
+                f"{what} was made for another run, or was changed",
                 hint="A token is valid for one conversation: send each its own auth_context.",
             )
         return plain
 
-    def _find_key(self, key_id: str, fingerprint: str) -> EncryptionKey:
+    def _find_key(self, key_id: str, fingerprint: str, what: str) -> EncryptionKey:
         candidates = [self._keys.get(key_id), _PROCESS_KEY, _read_home_key() if key_id == _HOME_KEY_ID else None]
         for key in candidates:
             if key is not None and (key.id, key.fingerprint) == (key_id, fingerprint):
@@ -141,7 +141,7 @@ class KeyRing:
         known = ", ".join(self._keys) or "none"
         problem = f"does not have it (it has: {known})" if candidates[0] is None else "has another key with that id"
         raise AuthContextUnavailableError(
-            f"the run's auth_context was encrypted with key {key_id!r:.70}, and this worker {problem}",
+            f"{what} was encrypted with key {key_id!r:.70}, and this worker {problem}",
             hint=f"Add the key to {KEYS_VARIABLE} of every worker; the run waits for it.",
         )
 

@@ -8,7 +8,7 @@ from .author_loop import AuthorLoop
 from .collect import CollectActivity
 from .iteration import IterationStage
 from .model import ModelActivity
-from .run_context import MemoryFactory
+from .run_context import MemoryFactory, StoreGrants
 from .tools import ToolActivity
 
 __all__ = [
@@ -18,5 +18,6 @@ __all__ = [
     "IterationStage",
     "MemoryFactory",
     "ModelActivity",
+    "StoreGrants",
     "ToolActivity",
 ]

@@ -447,7 +447,7 @@ class IterationStage:
         context: Any = task.context
         if agent is not None and agent.has_context:
             context = await self._author.run(f"context of agent {agent.name}", agent.read_context, context)
-        return RunContext(
+        run_context = RunContext(
             run_id=task.context_id,
             task_id=task.task_id,
             agent=task.agent,
@@ -460,3 +460,5 @@ class IterationStage:
             tenant=task.tenant,
             user=task.user,
         )
+        run_context.grant_access = None if self._toolsets is None else self._toolsets.grants
+        return run_context

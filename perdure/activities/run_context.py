@@ -11,6 +11,7 @@ from typing import Any, Protocol, TypeVar
 
 from ..errors import AbortError, AuthContextUnavailableError, PerdureError
 from ..ports import SharedMemory as Kept
+from ..ports.grants import Grants
 from ..stages.retries import retry_store
 from ..tools import Memory
 from ..tools.context import AuthContext, AuthFunction, RunFacts
@@ -179,3 +180,29 @@ class _StoreReader:
             return await retry_store(read, report_waiting)
         finally:
             self.waiting_reads -= waited
+
+
+# ---
+# Grants of MCP servers, likewise.
+
+
+class StoreGrants:
+    """The grants of a store, which is used on the worker's loop; see :class:`perdure.ports.grants.GrantAccess`.
+
+    ``waiting`` is as of :class:`MemoryFactory`.
+    """
+
+    def __init__(self, store: Grants, address: str, waiting: Callable[[str], None] = lambda _: None) -> None:
+        """Call it on the loop of the store."""
+        self.address = address
+        self._store = store
+        self._loop = asyncio.get_running_loop()
+        self._report_waiting = waiting
+
+    async def run(self, request: Callable[[Grants], Awaitable[T]]) -> T:
+        """Run ``request`` on the loop of the store, as soon as the store is available: that it is away is no failure of
+        the call, and no lack of consent."""
+        answer = retry_store(lambda: request(self._store), self._report_waiting)
+        if asyncio.get_running_loop() is self._loop:
+            return await answer
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(answer, self._loop))

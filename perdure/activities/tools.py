@@ -238,7 +238,7 @@ class ToolActivity:
     ) -> ToolContext[Any]:
         """Build the context of ``call`` for the author's code; its memory writes into ``writes``."""
         task = call.input
-        return ToolContext(
+        context = ToolContext[Any](
             run_id=task.context_id,
             task_id=task.task_id,
             agent=task.agent,
@@ -258,6 +258,8 @@ class ToolActivity:
             cancelled=cancelled,
             progress=call.report_progress,
         )
+        context.grant_access = None if self._toolsets is None else self._toolsets.grants
+        return context
 
 
 def _bind_tool_call(agent: Agent, tool: Tool, call: ToolCall, context: ToolContext[Any]) -> Callable[[], Any]:

@@ -11,12 +11,14 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from time import monotonic
 from typing import Any
 
 from ..agent.agent import Agent
 from ..errors import DefinitionError, PerdureError, ToolError, ToolsetError
 from ..ports import Blob, Cache, Toolset
+from ..ports.grants import GrantAccess
 from ..stages.stage import ConversationCall, ToolCall
 from ..tools import DeclaredTool, RunContext, Tool, Toolbox, format_error
 from ..tools.tool import ToolsetTool, is_renamed, pin_tools, suffix_tool_name
@@ -72,6 +74,8 @@ class Toolsets:
         self._author = author
         self._load = load
         self._clock = clock
+        self.grants: GrantAccess | None = None
+        """The grants of MCP servers, for the contexts of calls."""
         self._lists: dict[tuple[int, Hashable], _ToolList] = {}
         self._list_cache = taken
 
@@ -87,7 +91,7 @@ class Toolsets:
             return agent, None
         recorded, pinned = call.input.pinned, None
         rows = await self._load_list(recorded) if recorded is not None else None
-        if rows is None or any(toolset.on_change == "refresh" for toolset in agent.toolsets):
+        if rows is None or any(_is_renewed(toolset, rows) for toolset in agent.toolsets):
             rows = await self._choose_lists(agent, rows, ctx, call.left_out)
             blob = Blob.from_content(encode_pinned_tools(rows))
             if recorded is None or blob.hash != recorded.hash:
@@ -102,12 +106,12 @@ class Toolsets:
         self, agent: Agent, recorded: tuple[PinnedTool, ...] | None, ctx: RunContext[Any], left_out: list[str]
     ) -> tuple[PinnedTool, ...]:
         """Return all lists together, and add the names of tools that are not in them to ``left_out``. A run with pinned
-        lists renews only those of toolsets with ``on_change="refresh"``, and keeps its own if these cannot be listed or
-        clash."""
+        lists renews only those of toolsets with ``on_change="refresh"``, and provisional ones, and keeps its own if
+        these cannot be listed or clash."""
         rows: list[PinnedTool] = []
         for toolset in agent.toolsets:
             recorded_rows = [row for row in recorded or () if row.toolset == toolset.name]
-            if recorded is not None and toolset.on_change != "refresh":
+            if recorded is not None and not _is_renewed(toolset, recorded):
                 rows += recorded_rows
                 continue
             try:
@@ -138,10 +142,15 @@ class Toolsets:
         toolset = next((toolset_ for toolset_ in agent.toolsets if toolset_.name == wanted), None)
         if toolset is None:
             raise ToolError(f"{name} was not called: agent {agent.name!r} no longer has toolset {wanted!r}")
+        if (tool := _find_provisional_tool(toolset, call)) is not None:
+            return tool
         try:
             present = await self._fetch_current(toolset, await context())
         except PerdureError as error:
             raise ToolError(f"{name} was not called: {error.message}") from error
+        if (stands_in := next((row for row in present.rows if row.provisional), None)) is not None:
+            # The tool cannot be listed just now: the call waits for what the provisional one waits for, and runs again.
+            return ToolsetTool(stands_in, partial(_wait_for_list, name, toolset))
         row = next((row for row in present.rows if row.name == name), None)
         if row is None:
             row = next((row for row in present.rows if _add_suffix(row).name == name), None)
@@ -243,7 +252,8 @@ class Toolsets:
             for row, listed_tool in pinned
         }
         present.rows, present.left_out = tuple(row for row, _ in pinned), left_out
-        present.changes, present.until = changes, self._clock() + toolset.recheck
+        is_provisional = any(row.provisional for row in present.rows)  # any worker, and any program, can change that
+        present.changes, present.until = changes, 0.0 if is_provisional else self._clock() + toolset.recheck
 
     # --- pinned lists
 
@@ -256,6 +266,26 @@ class Toolsets:
 
     def _cache_list(self, ref: BlobRef, rows: tuple[PinnedTool, ...]) -> None:
         self._list_cache.put(ref.hash, rows, _PARSED_FACTOR * ref.size)
+
+
+def _find_provisional_tool(toolset: Toolset, call: ToolCall) -> Tool | None:
+    """Return the tool of a call that the run was shown while the real tools could not be listed."""
+    rows = [row for row, _ in pin_tools(toolset, toolset.provisional_tools())[0]]
+    for row in (*rows, *map(_add_suffix, rows)):
+        if row.name == call.input.name and row.definition == call.input.definition:
+            return ToolsetTool(row, toolset.call)
+    return None
+
+
+async def _wait_for_list(name: str, toolset: Toolset, tool: str, _: Any, ctx: Any) -> str:
+    """Call the provisional ``tool`` in the place of tool ``name``, which is in no list now."""
+    await toolset.call(tool, {}, ctx)
+    raise ToolError(f"{name} was not called: its toolset {toolset.name!r} could not be listed. Call it again.")
+
+
+def _is_renewed(toolset: Toolset, recorded: Sequence[PinnedTool]) -> bool:
+    """Whether a run takes the present list of the toolset at each model call."""
+    return toolset.on_change == "refresh" or any(row.provisional for row in recorded if row.toolset == toolset.name)
 
 
 def _describe_toolset_error(error: Exception) -> str:

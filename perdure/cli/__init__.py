@@ -61,6 +61,7 @@ _COMMANDS = {
     "store": "store.app",
     "token": "token.app",
     "webhook": "webhook.app",
+    "mcp": "mcp.app",
 }
 """Module and function of each command, or the ``Commands`` of a group, in the order of the help."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from ..client.client import Client
     from ..client.inbox import PendingCall
     from ..client.run import Run
-    from ..types.approvals import DecidedApproval, PendingApproval, StandingApproval
+    from ..types.approvals import Consent, DecidedApproval, PendingApproval, StandingApproval
     from ..types.messages import Message
 
 
@@ -176,13 +177,22 @@ def _format_revoked(approval: StandingApproval) -> str:
     return f"calls of {approval.tool} wait again; {approval.by} had approved them at {approval.at}"
 
 
+def _build_login_command(consent: Consent) -> str:
+    options = {"--tenant": consent.tenant, "--user": consent.user}
+    words = [word for name, value in options.items() if value for word in (name, value)]
+    words += [word for scope in consent.scopes for word in ("--scope", scope)]
+    return shlex.join(["perdure", "mcp", "login", consent.server, *words])
+
+
 def _format_pending_call(call: PendingCall, messages: list[Message], *, full: bool) -> Iterator[str]:
     """A pending call, and what led to it: the user's last message, or the whole conversation."""
     tool = format_call(call.tool, call.arguments, full=full)
     yield f"{call.run_id}  {call.call_id}  {escape_line(call.agent)}: {tool}"
     if call.kind != "approval":
         yield f"    {call.kind}: {escape_line(call.question or 'a client runs it')}"
-    if call.form is not None:
+    if call.consent is not None:
+        yield f"    sign in: {escape_line(_build_login_command(call.consent))}"
+    elif call.form is not None:
         yield f"    form: {escape_line(json.dumps(call.form, ensure_ascii=False))}"
     if call.expires is not None:
         yield f"    until {call.expires:%Y-%m-%d %H:%M} UTC"
@@ -219,6 +229,7 @@ def _serialize_pending_call(call: PendingCall, messages: list[Message]) -> dict[
         "hash": call.hash,
         "question": call.question,
         "form": call.form,
+        "consent": None if call.consent is None else call.consent.model_dump(mode="json"),
         "since": call.since,
         "expires": call.expires,
         "said": _format_last_user_message(messages) or None,

@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from ..agent.agent import Agent
     from ..ports import Store
     from ..tools.context import ContextT
+    from .grants import McpGrants
 
     # What few programs use is imported when it is called: each program imports this module.
     from .inbox import PendingCall
@@ -535,6 +536,13 @@ class Client:
         from .tokens import ApiTokens
 
         return ApiTokens(self)
+
+    @property
+    def grants(self) -> McpGrants:
+        """The grants for MCP servers at which a person signs in. Needs the store."""
+        from .grants import McpGrants
+
+        return McpGrants(self)
 
     @property
     def webhooks(self) -> Webhooks:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from ..errors import NoWorkerError, PerdureError, RunClosedError, RunNotFoundError, RunNotReadyError, RunStuckError
 from ..temporal_service import find_failing_task
-from ..types.approvals import DecidedApproval, PendingApproval, PendingKind
+from ..types.approvals import Consent, DecidedApproval, PendingApproval, PendingKind
 from ..types.interface import WORKFLOW_TYPE, Status
 from .decisions import WaitRef, answer_pending_call, decide_pending_call
 from .handles import ClientHandle
@@ -63,6 +63,8 @@ class PendingCall:
     """The question of its tool."""
     form: dict[str, Any] | None = None
     """JSON Schema of the answer; None takes anything."""
+    consent: Consent | None = None
+    """Its question is answered by a sign-in at an MCP server: ``client.grants``, ``perdure mcp login``, the console."""
 
     @property
     def run_id(self) -> str:
@@ -219,6 +221,7 @@ def _build_inbox_call(run: Run, agent: str, pending: PendingApproval) -> Pending
         tool=pending.name,
         since=_parse_optional_time(pending.since),
         expires=_parse_optional_time(pending.expires),
+        consent=pending.consent,
         **pending.model_dump(include={"call_id", "arguments", "hash", "kind", "question", "form"}),
     )
 

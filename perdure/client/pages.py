@@ -395,6 +395,8 @@ class Wait:
     question: str | None = None
     form: dict[str, Any] | None = None
     """JSON Schema of the answer; None takes anything, unless ``is_cut``."""
+    consent: dict[str, Any] | None = None
+    """For a question that a sign-in at an MCP server answers: ``Consent`` as JSON."""
     is_cut: bool = False
     """Whether arguments, question or form are too large for a list."""
     separate: bool | None = None
@@ -503,11 +505,9 @@ def _build_wait(row: WaitRow, run: RunRow | None, state: _RunState | None) -> Wa
         age = datetime.now(UTC) - datetime.fromisoformat(row.created_at)
         if age > timedelta(seconds=_SETTLE_SECONDS):
             return None
-    asked: dict[str, Any] = json.loads(row.body) if row.body is not None else {}
-    if not asked and pending is not None:
-        asked = pending.model_dump()
+    asked: dict[str, Any] = json.loads(row.body or "{}") or (pending.model_dump(mode="json") if pending else {})
     question = asked.get("question") or None
-    fields = {name: asked.get(name) for name in ("arguments", "form")}
+    fields = {name: asked.get(name) for name in ("arguments", "form", "consent")}
     kept = {name: value for name, value in fields.items() if len(json.dumps(value).encode()) <= SHOWN_BYTES}
     is_question_cut = question is not None and len(question) > _QUESTION_CHARS
     return Wait(

@@ -15,7 +15,7 @@ from ..errors import PerdureError
 from ..web.app import CONSOLE_PREFIX
 from ..web.operations import ApiRouter, Web
 from ..web.problems import NotFoundError, UnauthorizedError, build_problem, build_unexpected_problem
-from . import agents, audit, chat, compare, costs, decisions, inbox, run, runs, schedules, webhooks, workers
+from . import agents, audit, chat, compare, costs, decisions, inbox, run, runs, schedules, sign_ins, webhooks, workers
 from .access import (
     FORM_COOKIE,
     LOGIN_COOKIE,
@@ -111,7 +111,21 @@ PAGE_ROUTES: Sequence[PageRoute] = (
     PageRoute("GET", "/", _go_to_inbox, "first"),
     *(
         page
-        for module in (inbox, decisions, runs, run, chat, compare, agents, schedules, workers, webhooks, audit, costs)
+        for module in (
+            inbox,
+            decisions,
+            sign_ins,
+            runs,
+            run,
+            chat,
+            compare,
+            agents,
+            schedules,
+            workers,
+            webhooks,
+            audit,
+            costs,
+        )
         for page in module.PAGES
     ),
 )

@@ -33,9 +33,9 @@ from ..web.operations import Call, validate
 from ..web.problems import ForbiddenError, NotFoundError, build_problem
 from ..web.sessions import NewSession, SessionEvent, create_session, post_event
 from .access import MAX_FILES, Form
-from .decisions import Outcome, describe_decision, find_outcome
+from .decisions import STATUS_SECONDS, Outcome, describe_decision, find_outcome
 from .forms import Field, build_answer_fields, build_fields, find_tool_schema, parse_json_field, read_group
-from .inbox import STATUS_SECONDS, count_pending, decide_call, find_decided, has_started
+from .inbox import count_pending, decide_call, find_decided, has_started
 from .inbox import show_call as show_inbox_call
 from .inbox import show_outcome as show_inbox_outcome
 from .pages import Page, PageRoute, build_context, build_templates

@@ -6,6 +6,7 @@ attempt to send it has begun: of those who press at once one wins, and the other
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
@@ -18,9 +19,11 @@ from starlette.responses import Response
 
 from ..client.audit import audit_steering
 from ..client.deferred_decisions import build_decision_row, read_answer
+from ..client.visibility import read_pending_memo
 from ..errors import InvalidInputError, PerdureError
 from ..ports.decisions import DecisionRow
-from ..types.approvals import DecidedApproval
+from ..types.approvals import DecidedApproval, PendingApproval
+from ..types.interface import Status
 from ..web.auth import Resource
 from ..web.operations import Call
 from ..web.origins import get_client_address
@@ -28,6 +31,8 @@ from ..web.problems import build_problem
 from .pages import Page, PageRoute
 
 Tone = Literal["good", "bad", "warn"]
+STATUS_SECONDS = 1.0
+"""How long a page waits for a run's own answer, which takes a worker."""
 
 
 @dataclass(frozen=True)
@@ -93,6 +98,20 @@ def build_problem_outcome(key: str, session: str, problem: Mapping[str, Any]) ->
     is_over = problem["status"] in (404, 409)
     title = "Not decided" if problem["status"] != 409 else "Decided already"
     return Outcome(key, "warn", title, detail, session, "", is_over)
+
+
+async def find_pending(call: Call, call_id: str) -> tuple[PendingApproval | None, Status]:
+    """Return the pending call, and the run's status; if no worker answers in time, what the run's memo has of it."""
+    task = asyncio.ensure_future(call.run.status())
+    done, _ = await asyncio.wait([task], timeout=STATUS_SECONDS)
+    pending = None if done else await read_pending_memo(await call.run.describe())
+    if pending is None or call_id not in [one.call_id for one in pending]:
+        status = await task
+    else:
+        task.cancel()
+        agent = call.resource.agent if call.resource is not None else None
+        status = Status(state="waiting", agent=agent or "", context_id=call.run.id, approvals=tuple(pending))
+    return next((pending for pending in status.approvals if pending.call_id == call_id), None), status
 
 
 # ---

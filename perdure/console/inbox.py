@@ -18,7 +18,6 @@ from urllib.parse import quote
 from starlette.responses import JSONResponse, Response
 
 from ..client.pages import gather_bounded
-from ..client.visibility import read_pending_memo
 from ..errors import InvalidInputError, PerdureError, RunNotFoundError
 from ..ports import RunRow, WaitRow
 from ..types.approvals import DecidedApproval, PendingApproval, hash_arguments, hash_name
@@ -39,6 +38,7 @@ from .decisions import (
     describe_row,
     find_decisions,
     find_outcome,
+    find_pending,
     find_waiting_tool,
     parse_item,
 )
@@ -55,6 +55,7 @@ from .forms import (
     read_fields,
 )
 from .pages import HEADERS, Page, PageRoute
+from .sign_ins import may_sign_in
 from .texts import format_value
 from .transcript import CallBlock, Transcript, add_stored_parts, read_first_message, read_window
 
@@ -67,8 +68,6 @@ _LONG_VALUE_LINES = 4
 _MAX_SHOWN_CHARS = 500_000
 """Arguments that are longer, as JSON, are not shown, and so not approved here."""
 _CONTEXT_BLOCKS = 12
-STATUS_SECONDS = 1.0
-"""How long a page waits for a run's own answer, which takes a worker."""
 _KEYS = 200
 """Waits that are looked through for what has come and gone, and for other calls of a user."""
 
@@ -109,7 +108,8 @@ async def _build_row(
     may = await page.call.may("decide" if is_approval else "send", resource)
     lines = {name: _count_lines(format_value(value)) for name, value in (wait.arguments or {}).items()}
     is_long = sum(lines.values()) > _LONG_LINES
-    fields = build_answer_fields(wait.form) if not is_approval and not wait.is_cut else []
+    has_form = not is_approval and not wait.is_cut and wait.consent is None
+    fields = build_answer_fields(wait.form) if has_form else []
     return Row(
         wait,
         build_key(wait.session, wait.call_id, wait.hash),
@@ -253,7 +253,7 @@ async def _defer(page: Page, item: Decision) -> Outcome:
     try:
         call = await _open_call(page, item.session)
         await call.authorize("decide", cast(str, item.decision))
-        pending, status = await _find_pending(call, item.call_id)
+        pending, status = await find_pending(call, item.call_id)
         tool = pending.name if pending else await find_waiting_tool(page, names) if status.reason else ""
         if not tool or (pending is not None and pending.hash != item.hash):
             gone = await _describe_gone(page, call, item)
@@ -306,7 +306,7 @@ async def _answer_row(page: Page, item: tuple[str, str, str], error: str | None)
     if page.form.get("decision") == "refuse" and error is None:
         raise InvalidInputError("say why there is no answer")
     call = await _open_call(page, session)
-    pending, _ = await _find_pending(call, call_id)
+    pending, _ = await find_pending(call, call_id)
     if pending is None or pending.hash != shown:
         decision = Decision(session=session, call_id=call_id, hash=shown, value=None)
         return await _show_outcomes(page, [await _describe_gone(page, call, decision)])
@@ -335,7 +335,7 @@ async def _describe_gone(page: Page, call: Call, item: Decision) -> Outcome:
     key = build_key(item.session, item.call_id, item.hash)
     if (deferred := await find_outcome(page, item.session, item.call_id, item.hash)) is not None:
         return deferred
-    pending, status = await _find_pending(call, item.call_id)
+    pending, status = await find_pending(call, item.call_id)
     if pending is not None:
         if pending.hash == item.hash:
             return Outcome(key, "warn", "It still waits", "Load the page to decide on it.", item.session, is_over=False)
@@ -353,20 +353,6 @@ def find_decided(status: Status, call_id: str) -> DecidedApproval | None:
     return next((decided for decided in reversed(status.decided) if decided.call_id == call_id), None)
 
 
-async def _find_pending(call: Call, call_id: str) -> tuple[PendingApproval | None, Status]:
-    """Return the pending call, and the run's status; if no worker answers in time, what the run's memo has of it."""
-    task = asyncio.ensure_future(call.run.status())
-    done, _ = await asyncio.wait([task], timeout=STATUS_SECONDS)
-    pending = None if done else await read_pending_memo(await call.run.describe())
-    if pending is None or call_id not in [one.call_id for one in pending]:
-        status = await task
-    else:
-        task.cancel()
-        agent = call.resource.agent if call.resource is not None else None
-        status = Status(state="waiting", agent=agent or "", context_id=call.run.id, approvals=tuple(pending))
-    return next((pending for pending in status.approvals if pending.call_id == call_id), None), status
-
-
 # ---
 # The page of one call.
 
@@ -378,7 +364,7 @@ async def show_call(page: Page) -> Response:
 
 async def _show_call(page: Page, *, problem: str | None = None, status_code: int = 200) -> Response:
     call_id = page.call.params["call_id"]
-    pending, status = await _find_pending(page.call, call_id)
+    pending, status = await find_pending(page.call, call_id)
     transcript = await _read_context(page)
     resource = page.call.resource or Resource("session")
     block = transcript.blocks.get(f"c-{call_id}")
@@ -417,6 +403,7 @@ async def _show_call(page: Page, *, problem: str | None = None, status_code: int
         fields=fields,
         omitted=[known for known in fields if known.name not in (arguments or {})],
         answer_fields=[] if is_approval else build_answer_fields(pending.form),
+        may_sign_in=pending.consent is not None and await may_sign_in(page.call, pending.consent),
         blocks=blocks,
         may_decide=await page.call.may("decide" if is_approval else "send", resource),
         has_changed=bool(given) and given != pending.hash,
@@ -506,7 +493,7 @@ async def _defer_event(page: Page, event: Any, back: str | None) -> Response:
     """Take the decision of a form that can be taken back, if the call still waits as it was shown."""
     session, call_id = page.call.params["id"], page.call.params["call_id"]
     await page.call.authorize("decide", event.decision)
-    pending, _ = await _find_pending(page.call, call_id)
+    pending, _ = await find_pending(page.call, call_id)
     if pending is None or pending.hash != event.hash:
         if not page.wants_fragment:
             return await _show_call(page, problem="The call has changed, or waits no longer.", status_code=409)
@@ -543,7 +530,7 @@ async def _build_event(page: Page, action: str) -> dict[str, Any]:
                 raise InvalidInputError("say why there is no answer")
             return {"type": "answer", **common, "error": reason}
         case "answer":
-            pending, _ = await _find_pending(page.call, call_id)
+            pending, _ = await find_pending(page.call, call_id)
             schema = None if pending is None else pending.form
             return {"type": "answer", **common, "value": read_answer(form, schema)}
         case _:
@@ -553,7 +540,7 @@ async def _build_event(page: Page, action: str) -> dict[str, Any]:
 async def _review_change(page: Page) -> Response:
     """Show the difference between the arguments of the call and those of the form. Nothing is decided yet."""
     call_id = page.call.params["call_id"]
-    pending, status = await _find_pending(page.call, call_id)
+    pending, status = await find_pending(page.call, call_id)
     if pending is None or pending.hash != page.form.get("hash"):
         return await _show_call(page)
     block = (await _read_context(page)).blocks.get(f"c-{call_id}")

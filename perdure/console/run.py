@@ -35,7 +35,8 @@ from ..web.operations import validate
 from ..web.sessions import SessionEvent, build_session, post_event
 from ..web.sse import RECONNECT_MS, EventStream, encode_event, encode_frame, parse_seq
 from .compare import find_origin
-from .inbox import STATUS_SECONDS, count_pending
+from .decisions import STATUS_SECONDS
+from .inbox import count_pending
 from .pages import HEADERS, Page, PageRoute, build_context, build_templates
 from .texts import render_in_thread, show_controls
 from .transcript import (

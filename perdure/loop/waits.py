@@ -105,6 +105,7 @@ class PendingWait:
             reminded=period.reminded if period else 0,
             question=terms.text if isinstance(terms, Question) else None,
             form=None if isinstance(terms, ApprovalTerms) else terms.form,
+            consent=terms.consent if isinstance(terms, Question) else None,
         )
 
 

@@ -8,6 +8,7 @@ import logging
 import re
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from contextvars import ContextVar
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
@@ -20,6 +21,9 @@ from ..ports import ListedTool, Toolset
 from ..ports.toolset import OnChange
 from ..tools import RunContext
 from ..types.redaction import Redaction, find_address_secrets, find_argument_secrets, find_variable_secrets
+from .authorization import Authorization, MachineAuthorization, PersonAuthorization, find_grant_owner
+from .grants import describe_url
+from .oauth import ClientCredentials, ConsentNeededError, NoUserError, OAuth, Refusal
 
 if TYPE_CHECKING:
     from .connection import Connection
@@ -27,7 +31,21 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("perdure.worker")
 
-TransportFactory = Callable[[Mapping[str, str]], AbstractAsyncContextManager[Any]]
+
+class Bearer:
+    """The token that the requests of one connection carry, and the last refusal of it."""
+
+    def __init__(self, *, is_needed: bool = False) -> None:
+        """``is_needed``: the server has ``auth``."""
+        self.is_needed = is_needed
+        self.token: str | None = None
+        self.refusal: Refusal | None = None
+        """The last answer, if it was a refusal: of a handshake, the requests that wait for it learn it here."""
+
+
+_request_refusals: ContextVar[list[Refusal] | None] = ContextVar("perdure_mcp_refusals", default=None)
+
+TransportFactory = Callable[[Mapping[str, str], Bearer], AbstractAsyncContextManager[Any]]
 Headers = Mapping[str, str] | Callable[[RunContext[Any]], Any] | None
 
 MAX_CONNECTIONS = 32
@@ -45,6 +63,8 @@ _UNKNOWN_TOOL = re.compile(
     re.IGNORECASE | re.DOTALL,
 )
 """What servers say of a tool that they do not have."""
+MAX_REFUSALS = 2
+"""Refusals of tokens after which a request is given up, although each time there was another token."""
 _INVALID_SERVER_NAME_CHARACTERS = re.compile(r"[^a-zA-Z0-9_-]+")
 
 
@@ -63,6 +83,12 @@ class MCPServer(Toolset):
         self.name = name
         self._transport_factory = transport
         self._headers: Headers = None
+        self._url: str | None = None
+        self._auth: OAuth | ClientCredentials | None = None
+        self._machines: dict[Any, MachineAuthorization] = {}
+        """By event loop."""
+        self._bearers: dict[tuple[Any, Hashable], Bearer] = {}
+        """Of the connections, by the same keys."""
         self._secrets: tuple[str, ...] = ()
         """Credentials in its address, its program's arguments and variables, which no error shows."""
         self._connections: dict[tuple[Any, Hashable], Connection] = {}
@@ -89,7 +115,7 @@ class MCPServer(Toolset):
         """
         _check_command(command, args, env)
 
-        def transport(_: Mapping[str, str]) -> AbstractAsyncContextManager[Any]:
+        def transport(_: Mapping[str, str], __: Bearer) -> AbstractAsyncContextManager[Any]:
             from mcp.client.stdio import StdioServerParameters, stdio_client
 
             return stdio_client(StdioServerParameters(command=command, args=list(args), env=dict(env or {}), cwd=cwd))
@@ -99,11 +125,20 @@ class MCPServer(Toolset):
         return server._set_options(**options)
 
     @classmethod
-    def http(cls, url: str, *, headers: Headers = None, name: str | None = None, **options: Any) -> MCPServer:
+    def http(
+        cls,
+        url: str,
+        *,
+        headers: Headers = None,
+        auth: OAuth | ClientCredentials | None = None,
+        name: str | None = None,
+        **options: Any,
+    ) -> MCPServer:
         """A server at ``url``, by streamable HTTP. ``headers`` go with every request: a mapping, or a sync or async
         function of the ``RunContext``; runs whose headers differ have connections, and lists of tools, of their own.
 
-        ``name`` defaults to its host. ``options`` as of :meth:`stdio`.
+        ``auth``: the server demands OAuth: an :class:`OAuth` where a person signs in, or :class:`ClientCredentials`.
+        ``name`` defaults to the host. ``options`` as of :meth:`stdio`.
         """
         if not isinstance(url, str) or urlsplit(url).scheme not in ("http", "https"):
             shown = Redaction(find_address_secrets(str(url))).redact_text(f"{url!r:.200}")
@@ -113,6 +148,8 @@ class MCPServer(Toolset):
             partial(_open_http_streams, url),
         )
         server._headers, server._secrets = headers, tuple(find_address_secrets(url))
+        _check_auth(url, auth, server._secrets)
+        server._url, server._auth = url, auth
         return server._set_options(**options)
 
     def _set_options(
@@ -129,12 +166,46 @@ class MCPServer(Toolset):
     def __repr__(self) -> str:
         return f"<MCPServer {self.name}>"
 
+    @property
+    def auth(self) -> OAuth | ClientCredentials | None:
+        """How its requests are authorized."""
+        return self._auth
+
+    @property
+    def url(self) -> str | None:
+        """Its URL; None for a program."""
+        return self._url
+
     async def audience(self, ctx: RunContext[Any]) -> Hashable:
-        """Return the headers of the run: runs with equal headers share a list."""
-        return tuple(sorted((await self._resolve_headers(ctx)).items()))
+        """Return the headers of the run, and the owner of its grant: runs that have both alike share a list."""
+        return tuple(sorted((await self._resolve_headers(ctx)).items())), self._find_owner(ctx)
+
+    def _find_owner(self, ctx: RunContext[Any]) -> Hashable:
+        if isinstance(self._auth, OAuth) and self._url is not None:
+            return find_grant_owner(self._url, self._auth, ctx)
+        return None
+
+    def provisional_tools(self) -> Sequence[ListedTool]:
+        """See base class. A server that lacks consent is not asked for its tools: there is one that asks a person to
+        sign in."""
+        if not isinstance(self._auth, OAuth) or self._url is None:
+            return ()
+        text = (
+            f"Ask the person to sign in to {describe_url(self._url)}. Its tools are not available yet; they are after "
+            "this call has succeeded."
+        )
+        parameters: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
+        # The blank becomes "_" for models: no tool of a server has this name.
+        return [ListedTool(f"connect {self.name}", text, parameters, idempotent=True, provisional=True)]
 
     async def list(self, ctx: RunContext[Any]) -> Sequence[ListedTool]:
         """See base class."""
+        try:
+            return await self._list_present_tools(ctx)
+        except (ConsentNeededError, NoUserError):
+            return self.provisional_tools()
+
+    async def _list_present_tools(self, ctx: RunContext[Any]) -> Sequence[ListedTool]:
 
         async def list_pages(client: Any) -> list[Any]:
             page = await client.list_tools()
@@ -153,7 +224,21 @@ class MCPServer(Toolset):
         return tools
 
     async def call(self, name: str, arguments: Mapping[str, Any], ctx: Any) -> Any:
-        """See base class."""
+        """See base class. A call that lacks consent waits as a question, and then runs again."""
+        try:
+            if any(tool.name == name for tool in self.provisional_tools()):
+                return await self._connect(ctx)
+            return await self._call_present_tool(name, arguments, ctx)
+        except ConsentNeededError as error:
+            ctx.questions.ask_for_consent(error.message, error.consent)
+
+    async def _connect(self, ctx: Any) -> str:
+        """Run the provisional tool: see whether there is consent now."""
+        count = len(await self._list_present_tools(ctx))
+        self.changed()
+        return f"Signed in to {self.name}. From the next step on its tools are available: {count}."
+
+    async def _call_present_tool(self, name: str, arguments: Mapping[str, Any], ctx: Any) -> Any:
 
         def progress(done: float, total: float | None, message: str | None) -> Any:
             ctx.progress(message or f"{done:g}{f' of {total:g}' if total else ''}")
@@ -179,6 +264,8 @@ class MCPServer(Toolset):
         loop = asyncio.get_running_loop()
         keys = [key for key in self._connections if key[0] is loop]
         await asyncio.gather(*(self._connections.pop(key).close() for key in keys))
+        for key in keys:
+            self._bearers.pop(key, None)
 
     async def _send_request(
         self, ctx: RunContext[Any], request: Callable[[Any], Any], *, retryable: bool, timeout: float | None = None
@@ -191,32 +278,40 @@ class MCPServer(Toolset):
         """
         headers = await self._resolve_headers(ctx)
         try:
-            return await self._send_with_retries(headers, request, retryable, timeout)
+            return await self._send_with_retries(ctx, headers, request, retryable, timeout)
+        except (ConsentNeededError, NoUserError):
+            raise
         except Exception as error:
-            redaction = Redaction((*self._secrets, *headers.values()))
+            tokens = [bearer.token for bearer in self._bearers.values() if bearer.token is not None]
+            redaction = Redaction((*self._secrets, *headers.values(), *tokens))
             if isinstance(error, PerdureError):
                 raise redaction.redact_error(error) from None
             text = redaction.redact_text(str(error))
             raise (error if text == str(error) else ToolError(f"{type(error).__name__}: {text}")) from None
 
     async def _send_with_retries(
-        self, headers: Mapping[str, str], request: Callable[[Any], Any], retryable: bool, timeout: float | None
+        self,
+        ctx: RunContext[Any],
+        headers: Mapping[str, str],
+        request: Callable[[Any], Any],
+        retryable: bool,
+        timeout: float | None,
     ) -> Any:
         # The SDK takes seconds to import on a busy machine, and the tools of other runs are on this loop.
-        await asyncio.to_thread(import_module, f"{__package__}.connection")
+        await asyncio.to_thread(import_module, f"{__package__}.{'connection' if self._auth is None else 'sign_in'}")
         from .connection import LostError, NotSentError
 
-        delays, sessions_lost = iter(RETRY_DELAYS), 0
+        authorization, key = self._find_authorization(ctx), self._build_connection_key(ctx, headers)
+        delays, refused, sessions_lost = iter(RETRY_DELAYS), 0, 0
         while True:
-            connection = self._get_connection(headers)
             try:
-                async with asyncio.timeout(timeout) as limit:
-                    return await connection.send_request(request)
-            except TimeoutError:
-                if not limit.expired():
+                token = None if authorization is None else await authorization.get_token()
+                return await self._send_once(key, headers, token, request, timeout)
+            except RefusedError as error:  # nothing was done
+                refused += 1
+                if authorization is None or refused > MAX_REFUSALS:
                     raise
-                connection.retire()
-                raise ToolError(f"MCP server {self.name!r} did not answer within {timeout:g} s") from None
+                await authorization.handle_refusal(error.refusal)
             except NotSentError as error:
                 sessions_lost += error.is_session_lost
                 delay, wanted = next(delays, None), error.retry_after or 0.0
@@ -230,16 +325,65 @@ class MCPServer(Toolset):
                 retryable = error.may_return
                 await asyncio.sleep(delay)
 
-    def _get_connection(self, headers: Mapping[str, str]) -> Connection:
+    async def _send_once(
+        self,
+        key: tuple[Any, Hashable],
+        headers: Mapping[str, str],
+        token: str | None,
+        request: Callable[[Any], Any],
+        timeout: float | None,
+    ) -> Any:
+        """Send ``request`` over the connection of ``key``. Raises ``RefusedError`` if the server refuses its token."""
+        from .connection import NotSentError
+
+        connection = self._get_connection(key, headers)
+        bearer, refusals = self._bearers[key], list[Refusal]()
+        bearer.token = token
+        reset = _request_refusals.set(refusals)
+        try:
+            async with asyncio.timeout(timeout) as limit:
+                return await connection.send_request(request)
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            connection.retire()
+            raise ToolError(f"MCP server {self.name!r} did not answer within {timeout:g} s") from None
+        except Exception as error:
+            if not refusals and isinstance(error, NotSentError) and bearer.refusal is not None:
+                refusals.append(bearer.refusal)  # the handshake's, for which another request opened the connection
+            if self._auth is None or not refusals:
+                raise
+            connection.retire()
+            raise RefusedError(self.name, refusals[-1]) from error
+        finally:
+            _request_refusals.reset(reset)
+
+    def _find_authorization(self, ctx: RunContext[Any]) -> Authorization | None:
+        if self._auth is None or self._url is None:
+            return None
+        if isinstance(self._auth, OAuth):
+            return PersonAuthorization(self.name, self._url, self._auth, ctx)
+        loop = asyncio.get_running_loop()
+        if loop not in self._machines:
+            self._machines[loop] = MachineAuthorization(self.name, self._url, self._auth)
+        return self._machines[loop]
+
+    def _build_connection_key(self, ctx: RunContext[Any], headers: Mapping[str, str]) -> tuple[Any, Hashable]:
+        """A session at a server belongs to the person whose token began it."""
+        return asyncio.get_running_loop(), (tuple(sorted(headers.items())), self._find_owner(ctx))
+
+    def _get_connection(self, key: tuple[Any, Hashable], headers: Mapping[str, str]) -> Connection:
         from .connection import Connection
 
-        key = (asyncio.get_running_loop(), tuple(sorted(headers.items())))
         connection = self._connections.pop(key, None)
         if connection is None or not connection.is_open:
-            connection = Connection(self.name, partial(self._transport_factory, headers), self.changed)
+            bearer = self._bearers[key] = Bearer(is_needed=self._auth is not None)
+            connection = Connection(self.name, partial(self._transport_factory, headers, bearer), self.changed)
         self._connections[key] = connection
         while len(self._connections) > MAX_CONNECTIONS:
-            self._connections.pop(next(iter(self._connections))).retire()
+            oldest = next(iter(self._connections))
+            self._bearers.pop(oldest, None)
+            self._connections.pop(oldest).retire()
         return connection
 
     async def _resolve_headers(self, ctx: RunContext[Any]) -> dict[str, str]:
@@ -274,13 +418,55 @@ def _check_command(command: Any, args: Any, env: Any) -> None:
         raise DefinitionError(f"MCP server {command}: env is a mapping of texts to texts", hint=hint)
 
 
+class RefusedError(ToolError):
+    """The server has refused the token of a request, and done nothing."""
+
+    def __init__(self, name: str, refusal: Refusal) -> None:
+        scope = f", scope {refusal.scope}" if refusal.scope else ""
+        hint = "The token is new: ask the server's operator, or sign in again with perdure mcp login."
+        super().__init__(f"MCP server {name!r} refuses its token: HTTP {refusal.status}{scope}", hint=hint)
+        self.refusal = refusal
+
+
+def _check_auth(url: str, auth: Any, secrets: Sequence[str]) -> None:
+    """Raise ``DefinitionError`` for an ``auth`` that cannot work with this URL."""
+    if auth is None:
+        return
+    if not isinstance(auth, OAuth | ClientCredentials):
+        raise DefinitionError(
+            f"MCP server: auth is OAuth(…) or ClientCredentials(…), not {type(auth).__name__}",
+            hint="MCPServer.http(url, auth=OAuth()); a token that you have goes into headers=.",
+        )
+    if secrets:
+        shown = Redaction(secrets).redact_text(url)
+        raise DefinitionError(
+            f"MCP server {shown}: a URL with credentials and auth=",
+            hint="Give one of them: grants are kept by the URL.",
+        )
+
+
 @asynccontextmanager
-async def _open_http_streams(url: str, headers: Mapping[str, str]) -> Any:
+async def _open_http_streams(url: str, headers: Mapping[str, str], bearer: Bearer) -> Any:
     from mcp.client.streamable_http import streamable_http_client
 
     from .exchanges import MAX_ANSWER_BYTES, ExchangeClient
 
+    async def add_token(request: Any) -> None:
+        if bearer.token is not None:
+            request.headers["Authorization"] = f"Bearer {bearer.token}"
+
+    async def record_refusal(response: Any) -> None:
+        from .sign_in import read_refusal
+
+        sent = response.request.headers.get("Authorization", "").removeprefix("Bearer ")
+        bearer.refusal = refusal = read_refusal(response, sent or None)
+        if refusal is not None and (refusals := _request_refusals.get()) is not None:
+            refusals.append(refusal)
+
     async with AsyncExitStack() as stack:
         client = await stack.enter_async_context(ExchangeClient(headers=dict(headers)))
+        if bearer.is_needed:
+            client.event_hooks["request"].append(add_token)
+            client.event_hooks["response"].append(record_refusal)
         transport = streamable_http_client(url, http_client=client, max_sse_event_size=MAX_ANSWER_BYTES)
         yield await stack.enter_async_context(transport)

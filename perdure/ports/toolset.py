@@ -23,6 +23,8 @@ class ListedTool(ToolSpec):
     """Its calls are quick and may run inside the model's activity."""
     timeout: float | None = None
     """Seconds that one attempt may take; None is the toolset's."""
+    provisional: bool = False
+    """It stands in for tools that cannot be listed yet: a run takes the toolset's list again at each model call."""
 
 
 class Toolset:
@@ -67,6 +69,11 @@ class Toolset:
         """Run the tool ``name`` (as listed, without prefix) and return any value that a tool may return. ``ctx`` is a
         ``ToolContext``. Exceptions are reported to the model. Not called for tools listed as ``Tool``."""
         raise ToolError(f"toolset {self.name!r} lists {name!r} and has no method `call` to run it")
+
+    def provisional_tools(self) -> Sequence[ListedTool]:
+        """Return the tools that :meth:`list` returns while the real ones cannot be listed: their calls run also when
+        these can be."""
+        return ()
 
     def audience(self, ctx: Any) -> Any:
         """Return the audience of the list, if it differs between runs: hashable, equal values share one list. May be

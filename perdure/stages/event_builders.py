@@ -270,7 +270,9 @@ def _build_question_asked(
     arguments: dict[str, Any] | None = None,
 ) -> QuestionAsked:
     """Build the event; ``hash`` is that of ``PendingWait``, which the answer names."""
-    details = {"question": terms.text} if isinstance(terms, Question) else {"kind": "callback", "arguments": arguments}
+    details: dict[str, Any] = {"kind": "callback", "arguments": arguments}
+    if isinstance(terms, Question):
+        details = {"question": terms.text, "consent": terms.consent}
     fields = {**fields, "form": terms.form, "expires_in": terms.expires, "hash": hash}
     return QuestionAsked(**fields, call_id=call_id, name=name, **details)
 

@@ -42,6 +42,8 @@ OTHER_TABLES = {
     "meta": "one row",
     "api_tokens": "no run's",
     "console_logins": "deleted when their time is over",
+    "grants": "no run's: they are the tenant's or the user's, and ``perdure mcp logout`` deletes them",
+    "sign_ins": "deleted when their time is over",
     "webhooks": "no run's",
     "deleted_runs": "the ids of deleted runs, which are not given again",
     "webhook_deliveries": "deleted after 30 days by themselves",

@@ -59,6 +59,11 @@ TABLES = {
         *("revoked_at", "last_used_at"),
     ),
     "console_logins": ("id", "hash", "token_id", "created_at", "expires_at"),  # in the order of the fields of LoginRow
+    "grants": (  # in the order of the fields of GrantRow
+        *("tenant", "user_id", "server", "version", "sealed", "key_id", "owner", "leased_until", "created_at"),
+        *("created_by", "updated_at"),
+    ),
+    "sign_ins": ("id", "sealed", "expires_at"),  # in the order of the fields of SignInRow
     "webhooks": (  # in the order of the fields of WebhookRow
         *("id", "url", "events", "agent", "tenant", "session", "enabled", "disabled_reason", "failing_since"),
         *("secrets", "key_id", "created_by", "created_at", "updated_at"),

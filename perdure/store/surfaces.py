@@ -28,6 +28,7 @@ from ..ports.surfaces import (
 from ..ports.webhooks import RowCursor
 from ..types.approvals import PendingKind
 from .decisions import DecisionTables
+from .grants import GrantTables
 from .schema import MAX_KEYS, TABLES, as_bytes, bind_keys, build_in, build_insert
 from .tokens import TokenTables
 from .usage import UsageTables
@@ -138,7 +139,7 @@ def _get_audit_values(row: AuditRow) -> dict[str, Any]:
     return values | {"user_id": values.pop("user")}
 
 
-class SurfaceTables(TokenTables, DecisionTables, WebhookTables, UsageTables):
+class SurfaceTables(TokenTables, GrantTables, DecisionTables, WebhookTables, UsageTables):
     """The methods of :class:`perdure.ports.surfaces.Surfaces`, for a store in a database."""
 
     _now: Callable[[], str]

@@ -27,6 +27,7 @@ from ..ports.surfaces import (
 from ..ports.webhooks import WEBHOOK_TARGET, RowCursor
 from ..types.approvals import PendingKind
 from .decisions import MemoryDecisions
+from .grants import MemoryGrants
 from .tokens import MemoryTokens
 from .usage import MemoryUsage
 from .webhooks import MemoryWebhooks
@@ -43,7 +44,7 @@ class IdempotencyEntry:
     answer: bytes | None = None
 
 
-class MemorySurfaces(MemoryTokens, MemoryDecisions, MemoryWebhooks, MemoryUsage):
+class MemorySurfaces(MemoryTokens, MemoryGrants, MemoryDecisions, MemoryWebhooks, MemoryUsage):
     """The methods of :class:`perdure.ports.surfaces.Surfaces`. A test may access everything."""
 
     _now: Callable[[], str]

@@ -8,13 +8,14 @@ import threading
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Generic, Protocol, cast, overload
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, Protocol, cast, overload
 
 from pydantic import ValidationError
 from pydantic_core import to_jsonable_python
 from typing_extensions import ParamSpec, TypeVar
 
 from ..errors import QuestionDeclinedError
+from ..types.approvals import Consent
 from ..types.limits import parse_seconds
 from ..types.messages import clean_text
 from ..types.plain_json import find_json_flaw
@@ -22,6 +23,9 @@ from ..types.tool_calls import QUESTION_CHARS, Question, ToolAnswer
 from .json_schema import build_form, build_type_adapter, explain_validation_error
 from .memory import Memory
 from .results import dump_result_json
+
+if TYPE_CHECKING:
+    from ..ports.grants import GrantAccess
 
 # ---
 # ``ctx.ask``: a tool's questions to a person.
@@ -72,6 +76,23 @@ class Questions:
             except ValidationError as error:
                 problem = explain_validation_error(error, "The answer before does not fit:", ())
                 question = question.model_copy(update={"text": f"{text}\n{problem}"[: 2 * QUESTION_CHARS]})
+        with self._lock:
+            self.open_question = self.open_question or question
+        raise QuestionSuspension(question)
+
+    def ask_for_consent(self, text: str, consent: Consent) -> NoReturn:
+        """Ask a person to sign in: the call runs again after the answer, and asks again as long as consent lacks.
+
+        Raises ``QuestionSuspension``, or ``QuestionDeclinedError`` if the last answer was no or an error.
+        """
+        last: ToolAnswer | None = None
+        while (answer := self._take_answer()) is not None:
+            last = answer
+        if last is not None and (last.error is not None or last.value is False):
+            person = last.by or "the approver"
+            raise QuestionDeclinedError(f"{person} did not sign in: {last.error or 'the answer was no'}")
+        form = {"type": "boolean", "title": "Signed in"}
+        question = Question(text=text[:QUESTION_CHARS], form=form, consent=consent)
         with self._lock:
             self.open_question = self.open_question or question
         raise QuestionSuspension(question)
@@ -191,6 +212,8 @@ class RunContext(Generic[ContextT_co]):
         """The tenant whose run it is; None for a run without one."""
         self.user = user
         """The user whose run it is: over HTTP its first caller, unless one that may says another."""
+        self.grant_access: GrantAccess | None = None
+        """The grants of MCP servers: for the engine."""
         self.memory = Memory(tenant=tenant) if memory is None else memory
         """Values that all conversations of the tenant share. A context made by hand, for tests, has a memory of its
         own."""

@@ -339,6 +339,7 @@ def pin_tool(toolset: Toolset, listed: Any) -> PinnedTool:
     options, timeout = dict[str, Any](), None
     if isinstance(listed, ports.ListedTool):
         options, timeout = {"idempotent": listed.idempotent, "inline": listed.inline}, listed.timeout
+        options["provisional"] = listed.provisional
     elif isinstance(listed, Tool):
         if isinstance(listed, ExternalTool):
             raise DefinitionError(f"{fault}, which no worker can run", hint="Give it to the agent: Agent(tools=[…]).")

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field
 
 from .messages import CALL_ID_CHARS, NAME_CHARS, Data
-from .plain_json import JsonObject
+from .plain_json import JsonObject, is_none
 
 OnExpiry = Literal["deny", "approve"]
 DecisionState = Literal["approved", "denied", "expired"]
@@ -153,6 +153,19 @@ class ApprovalDecision(Data):
     """The ``hash`` of the request that was read, from ``status``. ``"approve"`` requires it, ``"deny"`` may omit it."""
 
 
+class Consent(Data):
+    """The sign-in that a call needs at an MCP server. Only perdure's own code for MCP sets it."""
+
+    server: str
+    """URL of the server."""
+    scopes: tuple[str, ...] = ()
+    """The scopes to ask for; empty for those that the server names."""
+    tenant: str = ""
+    """Whose grant it is: the tenant, "" for the runs without one."""
+    user: str = ""
+    """The user of a grant for one user, "" for the grant that the tenant's runs share."""
+
+
 class PendingApproval(Data):
     """A call that waits for a decision or an answer."""
 
@@ -176,6 +189,8 @@ class PendingApproval(Data):
     """The question of its tool."""
     form: dict[str, Any] | None = None
     """JSON Schema of the answer; None accepts any value."""
+    consent: Consent | None = Field(default=None, exclude_if=is_none)
+    """Its question is answered by a sign-in at an MCP server."""
 
 
 class DecidedApproval(Data):

@@ -24,7 +24,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import ConfigDict, Field, TypeAdapter
 
-from .approvals import DecisionState, OnExpiry
+from .approvals import Consent, DecisionState, OnExpiry
 from .limits import LimitName, LimitScope
 from .messages import NO_USAGE, BlobRef, Data, FilePart, FinishReason, Usage
 from .plain_json import is_none
@@ -253,6 +253,8 @@ class QuestionAsked(EventBase):
     """For a callback: its arguments."""
     form: dict[str, Any] | None = None
     """JSON Schema of the answer; None accepts any value."""
+    consent: Consent | None = Field(default=None, exclude_if=is_none)
+    """The question is answered by a sign-in at an MCP server."""
     expires_in: float | None = None
     """Seconds until the call ends as an error; None means no expiry."""
     hash: str = ""

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field, TypeAdapter, model_validator
 from pydantic_core import PydanticCustomError
 
-from .approvals import ApprovalTerms
+from .approvals import ApprovalTerms, Consent
 from .messages import CALL_ID_CHARS, NAME_CHARS, BlobRef, Data
 from .plain_json import Json, JsonObject, is_none
 from .subagents import CollectCall, TellCall
@@ -95,6 +95,8 @@ class Question(Data):
     """JSON Schema of the answer; None accepts any value."""
     expires: float | None = None
     """Seconds; None means no expiry."""
+    consent: Consent | None = Field(default=None, exclude_if=is_none)
+    """The call waits until somebody has signed in at an MCP server."""
 
 
 class ToolAnswer(Data):
@@ -270,6 +272,8 @@ class PinnedTool(Data):
     inline: bool = Field(default=False, exclude_if=operator.not_)
     retries: int | None = Field(default=None, exclude_if=is_none)
     task_queue: str | None = Field(default=None, exclude_if=is_none)
+    provisional: bool = Field(default=False, exclude_if=operator.not_)
+    """It stands in for the toolset's tools, which the run takes as soon as they can be listed."""
 
     @property
     def definition(self) -> str:

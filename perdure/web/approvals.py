@@ -53,6 +53,8 @@ class PendingCall(BaseModel):
     question: str | None = None
     form: dict[str, JsonValue] | None = None
     """JSON Schema of the answer."""
+    consent: dict[str, JsonValue] | None = None
+    """For a question that a sign-in at an MCP server answers: the ``server``, ``scopes``, ``tenant`` and ``user``."""
     is_cut: bool = False
     """Whether arguments, question or form are too large for a list: the session's items and events have them."""
     separate: bool | None = None

@@ -21,7 +21,16 @@ from temporalio import activity
 from temporalio.client import Client as TemporalClient
 
 from .. import config
-from ..activities import Agents, AuthorLoop, CollectActivity, IterationStage, MemoryFactory, ModelActivity, ToolActivity
+from ..activities import (
+    Agents,
+    AuthorLoop,
+    CollectActivity,
+    IterationStage,
+    MemoryFactory,
+    ModelActivity,
+    StoreGrants,
+    ToolActivity,
+)
 from ..activities.agents import check_hook_agents
 from ..activities.hooks import MESSAGE_EVENTS
 from ..activities.run_context import AuthResolver
@@ -30,7 +39,7 @@ from ..activities.toolsets import Toolsets
 from ..agent.agent import Agent
 from ..agent.definition import build_agent_row
 from ..client.visibility import create_store
-from ..encryption import KeyRing
+from ..encryption import IN_PROCESS_ADDRESS, KeyRing
 from ..errors import DefinitionError, RuntimeSetupError, StoreError
 from ..hooks import Hook, HookSet, list_hook_events, validate_hooks
 from ..hooks.hook import evaluate_signature
@@ -415,6 +424,8 @@ class Engine:
             stack.push_async_callback(self.toolsets.close, self.agents)
             await stack.enter_async_context(self._resources)
             self._throttles = build_throttles(self._provider_limits)
+            address = IN_PROCESS_ADDRESS if temporal is None else temporal.service_client.config.target_host
+            self.toolsets.grants = StoreGrants(self.store, address, report_waiting)
             self._stages = self._build_stages()
             if temporal is not None and self._dispatches_webhooks:
                 await stack.enter_async_context(dispatch_webhooks(self.store, temporal, task_queue))

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from perdure import Agent, Run, Toolset
 from perdure.ports import ListedTool
 from perdure.testing import ScriptedProvider, call
 from perdure.toolsets import Artifacts
+from perdure.types.approvals import Consent
 from tests.replay.scenarios import TOOLS, _end, scenario
 from tests.support.engine import Engine
+from tests.support.wait import eventually
 
 
 class Growing(Toolset):
@@ -64,3 +67,53 @@ async def artifacts(engine: Engine) -> Run:
         "Done.",
     ]
     return await _run(engine, replies, Artifacts())
+
+
+class Guarded(Toolset):
+    """As an MCP server with OAuth: until somebody has signed in, one tool stands in for the others."""
+
+    name = "guarded"
+
+    def __init__(self) -> None:
+        self.is_open = False
+
+    def provisional_tools(self) -> Sequence[ListedTool]:
+        return [ListedTool("connect", "Ask for a sign-in.", {"type": "object"}, idempotent=True, provisional=True)]
+
+    async def list(self, ctx: Any) -> Sequence[ListedTool]:
+        return [ListedTool("act", "Act.", {"type": "object"})] if self.is_open else self.provisional_tools()
+
+    async def call(self, name: str, arguments: Mapping[str, Any], ctx: Any) -> str:
+        if not self.is_open:
+            ctx.questions.ask_for_consent("Sign in", Consent(server="https://mcp.example/mcp", scopes=("read",)))
+        return name
+
+
+@scenario
+async def toolset_after_a_sign_in(engine: Engine) -> Run:
+    """A list that is provisional is taken anew, also with ``on_change="refuse"``; later consent is lost for a call."""
+    guarded = Guarded()
+
+    def lose(_: Any) -> Any:
+        guarded.is_open = False
+        guarded.changed()
+        return call("act")
+
+    agent = Agent("recorded", ScriptedProvider([call("connect"), call("act"), lose, "Done."]), toolsets=[guarded])
+    async with engine.served(agent) as client:
+        run = await client.start("recorded", "Go.")
+        for _ in range(2):
+
+            async def waits() -> str | None:
+                return next((one.call_id for one in (await run.status()).approvals if one.consent), None)
+
+            call_id = await eventually(waits)
+            guarded.is_open = True
+            await run.answer(call_id, True, by="ana")
+            await eventually(partial(_has_answered, run, call_id))
+        await _end(run)
+    return run
+
+
+async def _has_answered(run: Run, call_id: str) -> bool:
+    return call_id not in [one.call_id for one in (await run.status()).approvals]

@@ -1,5 +1,5 @@
-"""Tables of the HTTP service: API tokens, and logins of the console; decisions that can be taken back; webhooks, and
-the log of their deliveries."""
+"""Tables of the HTTP service: API tokens, and logins of the console; grants for MCP servers; decisions that can be
+taken back; webhooks, and the log of their deliveries."""
 
 from pathlib import Path
 
@@ -16,6 +16,7 @@ NUMBER = sa.Integer().with_variant(sa.BigInteger(), "postgresql")
 
 def upgrade() -> None:
     _create_tokens()
+    _create_grants()
     _create_decisions()
     _create_webhooks()
     if op.get_context().dialect.name == "postgresql":
@@ -53,6 +54,33 @@ def _create_tokens() -> None:
         sa.Column("expires_at", TEXT, nullable=False),
     )
     op.create_index("console_logins_expires_at", "console_logins", ["expires_at"])
+
+
+def _create_grants() -> None:
+    """Create the tables of grants for MCP servers, and of sign-ins, see ``perdure.ports.grants``."""
+    op.create_table(
+        "grants",
+        # "" for runs without a tenant, and for the grant that a tenant's runs share.
+        sa.Column("tenant", TEXT, primary_key=True),
+        sa.Column("user_id", TEXT, primary_key=True),
+        sa.Column("server", TEXT, primary_key=True),
+        sa.Column("version", NUMBER, nullable=False),
+        sa.Column("sealed", TEXT, nullable=False),
+        sa.Column("key_id", TEXT, nullable=False),
+        # "" while nobody refreshes it.
+        sa.Column("owner", TEXT, nullable=False),
+        sa.Column("leased_until", TEXT, nullable=False),
+        sa.Column("created_at", TEXT, nullable=False),
+        sa.Column("created_by", TEXT, nullable=False),
+        sa.Column("updated_at", TEXT, nullable=False),
+    )
+    op.create_table(
+        "sign_ins",
+        sa.Column("id", TEXT, primary_key=True),
+        sa.Column("sealed", TEXT, nullable=False),
+        sa.Column("expires_at", TEXT, nullable=False),
+    )
+    op.create_index("sign_ins_expires_at", "sign_ins", ["expires_at"])
 
 
 def _create_decisions() -> None:
