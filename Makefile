@@ -31,7 +31,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup venv server demo test test-all cluster cluster-test lint types fmt check docs pictures bench lock clean
+.PHONY: help setup venv server demo test test-all cluster cluster-test lint types fmt check docs pictures bench lock outdated clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' Makefile
@@ -162,26 +162,10 @@ bench: setup $(VENV)/.postgres $(if $(PEERS),$(VENV)/.peers) ## perdure against 
 	@$(PY) -m benchmarks $(ARGS)
 
 lock: venv ## resolve requirements/*.txt anew (ARGS=--upgrade to raise versions)
-	@command -v uv >/dev/null || $(VENV)/bin/uv --version >/dev/null 2>&1 || $(PY) -m pip install --quiet uv
-	PATH="$$PATH:$(VENV)/bin" UV_CUSTOM_COMPILE_COMMAND="make lock" uv pip compile --quiet --universal --no-strip-extras \
-		--python-version 3.11 --generate-hashes --no-emit-index-url --extra dev pyproject.toml -o $(LOCK) $(ARGS)
-	PATH="$$PATH:$(VENV)/bin" UV_CUSTOM_COMPILE_COMMAND="make lock" uv pip compile --quiet --universal --no-strip-extras \
-		--python-version 3.11 --generate-hashes --no-emit-index-url --group pyproject.toml:types -o $(TYPES) $(ARGS)
-	PATH="$$PATH:$(VENV)/bin" UV_CUSTOM_COMPILE_COMMAND="make lock" uv pip compile --quiet --universal --no-strip-extras \
-		--python-version 3.11 --generate-hashes --no-emit-index-url --group pyproject.toml:postgres -c $(LOCK) -o $(POSTGRES) $(ARGS)
-	PATH="$$PATH:$(VENV)/bin" UV_CUSTOM_COMPILE_COMMAND="make lock" uv pip compile --quiet --universal --no-strip-extras \
-		--python-version 3.11 --generate-hashes --no-emit-index-url --group pyproject.toml:browser -c $(LOCK) -o $(BROWSER) $(ARGS)
-	PATH="$$PATH:$(VENV)/bin" UV_CUSTOM_COMPILE_COMMAND="make lock" uv pip compile --quiet --universal --no-strip-extras \
-		--python-version 3.11 --generate-hashes --no-emit-index-url --group pyproject.toml:objects -o $(OBJECTS) $(ARGS)
-	PATH="$$PATH:$(VENV)/bin" UV_CUSTOM_COMPILE_COMMAND="make lock" uv pip compile --quiet --universal --no-strip-extras \
-		--python-version 3.11 --generate-hashes --no-emit-index-url --group pyproject.toml:deploy -o $(DEPLOY) $(ARGS)
-	PATH="$$PATH:$(VENV)/bin" UV_CUSTOM_COMPILE_COMMAND="make lock" uv pip compile --quiet --universal --no-strip-extras \
-		--python-version 3.11 --generate-hashes --no-emit-index-url --group pyproject.toml:fuzz -o $(FUZZ) $(ARGS)
-	@# The lock's versions, but for the one that a peer refuses.
-	sed -nE '/^websockets==/d; s/^([a-z0-9._-]+)(\[.*\])?(==[^ ;]+).*/\1\3/p' $(LOCK) > $(VENV)/peers-constraints.txt
-	PATH="$$PATH:$(VENV)/bin" UV_CUSTOM_COMPILE_COMMAND="make lock" uv pip compile --quiet --universal --no-strip-extras \
-		--python-version 3.11 --generate-hashes --no-emit-index-url --no-annotate --group pyproject.toml:peers \
-		-c $(VENV)/peers-constraints.txt -o $(PEERS_LOCK) $(ARGS)
+	@$(PY) scripts/locks.py $(ARGS)
+
+outdated: venv ## what the package indexes have newer than the locks; changes nothing
+	@$(PY) scripts/locks.py --outdated
 
 clean: ## remove .venv, caches and build output
 	rm -rf .venv .venv-* build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache

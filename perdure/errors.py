@@ -32,7 +32,8 @@
     │   ├── AuthenticationError · PermissionDeniedError · ModelNotFoundError · BadRequestError
     │   ├── ContextLengthError · ContentFilterError
     │   └── RateLimitError · OverloadedError · ProviderServerError · ProviderConnectionError
-    │       · ProviderTimeoutError · TruncatedStreamError · MalformedReplyError          (all retryable)
+    │       · ProviderTimeoutError · TruncatedStreamError · MalformedReplyError
+    │       · ModelSlipError                                            (all retryable)
     ├── StoreError                               the store cannot be read or written; retryable
     │   ├── MemoryChangedError                   another call changed values that a call has read and changes
     │   ├── StoreMismatchError                   a store answers, but it is not the run's; retryable
@@ -349,6 +350,11 @@ class MalformedReplyError(ProviderError):
     """The reply does not have the wire format."""
 
     retryable = True
+
+
+class ModelSlipError(MalformedReplyError):
+    """The model wrote what its server cannot read, as a tool call that is no JSON. The next attempts tell it so; after
+    five the run fails."""
 
 
 class StoreError(PerdureError):

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+from calendar import monthrange
 from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from datetime import datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from typing import Any, Literal, get_args
 
 from temporalio import client as api
@@ -56,6 +57,8 @@ def build_schedule_spec(
     for expression in expressions:
         if not isinstance(expression, str) or not expression.strip() or expression != clean_text(expression):
             raise InvalidInputError(f"cron must be a cron expression, not {expression!r:.100}", hint=_TIMETABLE_HINT)
+        if (reason := _find_never_due(expression, datetime.now(UTC))) is not None:
+            raise InvalidInputError(f"cron {expression!r:.100} is never due: {reason}", hint=_TIMETABLE_HINT)
     if not expressions and every is None:
         raise InvalidInputError("a schedule needs cron or every", hint=_TIMETABLE_HINT)
     if timezone is not None and not expressions:
@@ -64,6 +67,58 @@ def build_schedule_spec(
         raise InvalidInputError(f"timezone must name a time zone, not {timezone!r:.100}", hint=_TIMETABLE_HINT)
     intervals = [] if every is None else [api.ScheduleIntervalSpec(every=_parse_interval(every))]
     return api.ScheduleSpec(cron_expressions=expressions, intervals=intervals, time_zone_name=timezone)
+
+
+_MONTH_NAMES = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
+_DAY_NAMES = ("sun", "mon", "tue", "wed", "thu", "fri", "sat")
+_LAST_YEAR = 2100
+"""The server knows no later one."""
+
+
+def _find_never_due(expression: str, now: datetime) -> str | None:
+    """Return why no time fits a cron expression of which each field is right; None if one does, or a field cannot be
+    read: the server says what is wrong with that. Temporal wants all fields to fit, day and weekday too."""
+    fields = expression.partition("#")[0].split()
+    if fields and fields[0].startswith(("CRON_TZ=", "TZ=")):
+        fields = fields[1:]
+    if not 5 <= len(fields) <= 7:
+        return None
+    day, month, weekday, *rest = fields[3:] if len(fields) == 7 else fields[2:]
+    try:
+        days, months = _parse_cron_field(day, 1, 31), _parse_cron_field(month, 1, 12, _MONTH_NAMES, 1)
+        weekdays = {number % 7 for number in _parse_cron_field(weekday, 0, 7, _DAY_NAMES)}
+        years = _parse_cron_field(rest[0], 2000, _LAST_YEAR) if rest else set(range(now.year, _LAST_YEAR + 1))
+    except ValueError:
+        return None
+    if not any(number <= monthrange(2000, each)[1] for each in months for number in days):  # a leap year
+        return f"month {month} has no day {day}"
+    soon = (now - timedelta(days=1)).year  # it may still be the year before somewhere
+    for year in sorted(number for number in years if number >= soon):
+        dates = ((each, number) for each in months for number in days if number <= monthrange(year, each)[1])
+        if any(date(year, each, number).isoweekday() % 7 in weekdays for each, number in dates):
+            return None
+    return "no day that is still to come fits all of its fields"
+
+
+def _parse_cron_field(field: str, first: int, last: int, names: Sequence[str] = (), base: int = 0) -> set[int]:
+    """The numbers of a field. Raises ``ValueError`` for one that cannot be read."""
+
+    def parse_number(text: str) -> int:
+        number = names.index(text.lower()[:3]) + base if text[:1].isalpha() and names else int(text)
+        if not first <= number <= last:
+            raise ValueError(text)
+        return number
+
+    found: set[int] = set()
+    for part in field.split(","):
+        span, slash, step = part.partition("/")
+        low, dash, high = span.partition("-")
+        start = first if span in ("*", "?") else parse_number(low)
+        end = last if span in ("*", "?") or (slash and not dash) else parse_number(high) if dash else start
+        if end < start or (slash and int(step) < 1):
+            raise ValueError(part)
+        found |= set(range(start, end + 1, int(step) if slash else 1))
+    return found
 
 
 def format_schedule_spec(spec: api.ScheduleSpec) -> tuple[str, ...]:

@@ -150,8 +150,9 @@ MAX_CUT_REPLIES = 2
 
 def list_cut_calls(reply: Message) -> list[ToolCallPart]:
     """List the calls of ``reply`` that the output limit cut."""
-    is_cut = reply.finish_reason == "length"
-    return [part for part in reply.tool_calls if is_cut and part.malformed is not None]
+    if reply.finish_reason != "length":
+        return []
+    return [part for part in reply.tool_calls if part.malformed is not None]
 
 
 def build_cut_call_text(part: ToolCallPart) -> str:

@@ -1,25 +1,36 @@
 """Connections to MCP servers, each in a task of its own: the SDK requires that the task that opened one closes it.
 
-Requests share a connection, and each is judged by its own HTTP statuses. The SDK sends a request in the context
-(``contextvars``) of its caller, so a hook of the HTTP client finds the list that belongs to the request.
+Requests share a connection, and each is judged by its own HTTP exchanges (:mod:`.exchanges`). The SDK sends a request
+in the context (``contextvars``) of its caller, so the HTTP client finds the list that belongs to the request.
 """
 
 from __future__ import annotations
 
 import asyncio
 import base64
+import json
 import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from contextvars import ContextVar
 from typing import Any
 
 from mcp import Client, MCPError, types
 from mcp_types.methods import validate_server_result
+from pydantic import ValidationError
 
 from ..errors import ToolError
 from ..ports import ListedTool
 from ..types.messages import File
+from .exchanges import (
+    GATEWAY_STATUSES,
+    Exchange,
+    Verdict,
+    ends_session,
+    judge,
+    judge_request,
+    record_exchanges,
+    stop_recording,
+)
 
 logger = logging.getLogger("perdure.worker")
 
@@ -27,32 +38,28 @@ OPEN_TIMEOUT = 30.0
 """Seconds that a server may take to start and to answer the handshake."""
 CLOSE_TIMEOUT = 10.0
 """Seconds that a server may take to stop; the SDK kills its process before."""
-
-HTTP_ACCEPTED, HTTP_REDIRECT, HTTP_CLIENT_ERROR, HTTP_SERVER_ERROR = 202, 300, 400, 500
-"""HTTP statuses. 202: a request without an answer. From 300 to 499 the server did nothing; from 400 on it says so (an
-unknown session after a restart; too many requests). From 500 on the outcome is unknown."""
+HTTP_ERROR = 400
 
 StreamFactory = Callable[[], AbstractAsyncContextManager[Any]]
 """Opens the streams to a server."""
 
-_request_statuses: ContextVar[list[int] | None] = ContextVar("perdure_mcp_statuses", default=None)
-
-
-def record_status(status: int) -> None:
-    """Add an HTTP status to those of the request in whose context this is called, if any."""
-    if (statuses := _request_statuses.get()) is not None:
-        statuses.append(status)
-
 
 class NotSentError(ToolError):
-    """The server did not get the request: a retry does no harm."""
+    """The server did not carry out the request: a retry does no harm."""
 
     is_final = False
     """A retry cannot help: there is no such program, or no permission."""
+    is_session_lost = False
+    """The server does not know the session: a new one helps, at once."""
+    retry_after: float | None = None
+    """Seconds that the server wants to be left alone."""
 
 
 class LostError(ToolError):
-    """The connection was lost during a request, whose outcome is unknown."""
+    """The answer to a request was lost, and its outcome is unknown."""
+
+    may_return = False
+    """A proxy says that there is no server now: it may come back in some seconds."""
 
 
 class Connection:
@@ -66,6 +73,8 @@ class Connection:
         self._client: asyncio.Future[Client] = asyncio.get_running_loop().create_future()
         self._close_requested = asyncio.Event()
         self._active_requests = 0
+        self._opening: list[Exchange] = []
+        """The exchanges of the handshake."""
         self.is_open = True
         """Whether it takes requests. Once false, it stays false."""
         self._task = asyncio.get_running_loop().create_task(self._keep_open())
@@ -76,34 +85,64 @@ class Connection:
         if not self.is_open:
             raise NotSentError(f"the connection to MCP server {self._name!r} is closed")
         self._active_requests += 1
-        statuses: list[int] = []
-        token = _request_statuses.set(statuses)
+        exchanges: list[Exchange] = []
+        token = record_exchanges(exchanges)
         try:
             return await request(client)
         except MCPError as error:
-            if (connection_error := self._classify_error(error, statuses)) is None:
+            if (connection_error := self._classify_error(error, exchanges)) is None:
                 raise  # the server's own answer
             self.retire()
             raise connection_error from error
+        except ValidationError as error:
+            raise LostError(
+                f"the result of MCP server {self._name!r} is not as the protocol says: {str(error).splitlines()[0]}"
+            ) from error
         finally:
-            _request_statuses.reset(token)
+            stop_recording(token)
             self._active_requests -= 1
             if not self.is_open and not self._active_requests:
                 self._close_requested.set()
 
-    def _classify_error(self, error: MCPError, statuses: list[int]) -> ToolError | None:
-        """Classify the error of a request with these HTTP statuses; None if it is the server's own answer."""
-        if error.code == types.CONNECTION_CLOSED:
-            return LostError(f"the connection to MCP server {self._name!r} was lost: {error}")
-        worst = max(statuses, default=0)
-        if error.code == types.PARSE_ERROR or (statuses and statuses[-1] == HTTP_ACCEPTED):
-            return LostError(f"the answer of MCP server {self._name!r} cannot be read: {str(error).splitlines()[0]}")
-        if error.code not in (types.INVALID_REQUEST, types.INTERNAL_ERROR) or worst < HTTP_CLIENT_ERROR:
+    def _classify_error(self, error: MCPError, exchanges: list[Exchange]) -> ToolError | None:
+        """Classify the error of a request with these exchanges; None if it is the server's own answer."""
+        verdict, exchange = judge_request(exchanges, error)
+        if verdict is Verdict.OWN:
+            if ends_session(exchanges, error):
+                self.retire()
             return None
-        # A request may be several of HTTP: the SDK lists the tools behind a call whose result it checks.
-        if all(HTTP_REDIRECT <= status < HTTP_SERVER_ERROR for status in statuses):
-            return NotSentError(f"MCP server {self._name!r} refuses: HTTP {worst}, {error}")
-        return LostError(f"MCP server {self._name!r} failed: HTTP {worst}, {error}")
+        if verdict is Verdict.LOST:
+            what = exchange.describe() if exchange is not None else str(error).splitlines()[0]
+            return self._build_lost_error(exchange, what)
+        assert exchange is not None, "a verdict of an exchange"
+        return self._build_refusal(exchange, verdict, f"MCP server {self._name!r} refuses: {exchange.describe()}")
+
+    def _build_lost_error(self, exchange: Exchange | None, what: str) -> LostError:
+        if exchange is None or exchange.failure:
+            is_closed = exchange is not None or "onnection closed" in what or what.startswith("SSE stream")
+            how = (
+                "the connection to MCP server {} was lost"
+                if is_closed
+                else "the answer of MCP server {} cannot be read"
+            )
+            return LostError(f"{how.format(repr(self._name))}: {what}")
+        if exchange.is_unreadable:
+            return LostError(f"the answer of MCP server {self._name!r} cannot be read: {what}")
+        lost = LostError(f"MCP server {self._name!r} failed: {what}")
+        lost.may_return = exchange.status in GATEWAY_STATUSES
+        return lost
+
+    def _build_refusal(self, exchange: Exchange, verdict: Verdict, message: str) -> NotSentError:
+        hint = (
+            "Look at its headers=, or at the credentials that they are made of."
+            if exchange.status in (401, 403)
+            else None
+        )
+        refusal = NotSentError(message, hint=hint)
+        refusal.is_final = verdict is Verdict.REFUSED
+        refusal.is_session_lost = verdict is Verdict.NEW_SESSION
+        refusal.retry_after = exchange.retry_after
+        return refusal
 
     async def close(self) -> None:
         """Close the connection, and wait until the server's process has ended."""
@@ -128,6 +167,10 @@ class Connection:
             cause: BaseException = error
             while isinstance(cause, BaseExceptionGroup):  # the SDK wraps errors in groups
                 cause = cause.exceptions[0]
+            last = self._opening[-1] if self._opening else None
+            if isinstance(cause, MCPError) and last is not None and (last.status >= HTTP_ERROR or last.is_unreadable):
+                message = f"MCP server {self._name!r} cannot be opened: {last.describe()}"
+                raise self._build_refusal(last, judge(last), message) from error
             not_sent = NotSentError(f"MCP server {self._name!r} cannot be opened: {type(cause).__name__}: {cause}")
             not_sent.is_final = isinstance(cause, FileNotFoundError | PermissionError | ValueError)
             raise not_sent from error
@@ -144,9 +187,11 @@ class Connection:
         self.retire()
 
     async def _keep_open(self) -> None:
+        record_exchanges(self._opening)
         try:
             streams = _watch_streams(self._name, self._transport(), self._handle_stream_end)
             async with Client(streams, cache=None, message_handler=self._handle_message) as client:
+                client.session.validate_tool_result = _accept_tool_result  # type: ignore[method-assign]  # see there
                 if not self._client.done():
                     self._client.set_result(client)
                 listening = asyncio.create_task(self._listen_for_changes(client))
@@ -183,6 +228,11 @@ class Connection:
             self._on_tools_changed()
 
 
+async def _accept_tool_result(name: str, result: types.CallToolResult) -> None:
+    """Take a result as it is, instead of :meth:`mcp.ClientSession.validate_tool_result`. The call has happened: an
+    error would have the model call again because a server breaks its own schema, or has not listed the tool."""
+
+
 @asynccontextmanager
 async def _watch_streams(
     name: str, transport: AbstractAsyncContextManager[Any], on_end: Callable[[], None]
@@ -212,7 +262,7 @@ class _WatchedStream:
         except StopAsyncIteration:
             self._on_end()
             raise
-        _mend_tool_list(self._name, message)
+        _mend_result(self._name, message)
         return message
 
     async def __aenter__(self) -> _WatchedStream:
@@ -224,19 +274,47 @@ class _WatchedStream:
 
 
 # ---
-# A list of tools in which one is not as the specification says: the SDK would refuse the whole list.
+# Results that are not as the specification says: the SDK would refuse a whole list for one tool, and all of a call's
+# result for one part.
 
 
 _OWN_SCHEMA = "x-perdure-schema"
 """Where a schema stands that the SDK would refuse."""
-_LIST_METHOD, _LIST_VERSION = "tools/list", "2025-11-25"
+_LIST_METHOD, _CALL_METHOD, _VERSION = "tools/list", "tools/call", "2025-11-25"
 
 
-def _mend_tool_list(server: str, message: Any) -> None:
-    """Change the list of tools in ``message``, if it has one, so that the SDK takes it."""
+def _mend_result(server: str, message: Any) -> None:
+    """Change the list of tools or the result of a call in ``message``, if it has one, so that the SDK takes it."""
     result = getattr(getattr(message, "message", None), "result", None)
-    if isinstance(result, dict) and isinstance(result.get("tools"), list):
+    if not isinstance(result, dict):
+        return
+    if isinstance(result.get("tools"), list):
         result["tools"] = [tool for entry in result["tools"] if (tool := _mend_tool(server, entry)) is not None]
+    elif "content" in result or "structuredContent" in result:
+        _mend_tool_result(result)
+
+
+def _mend_tool_result(result: dict[str, Any]) -> None:
+    content = result.get("content")
+    blocks = content if isinstance(content, list) else [] if content is None else [content]
+    result["content"] = [block if _is_valid_block(block) else _build_text_block(block) for block in blocks]
+    if not isinstance(result.get("isError"), bool):
+        result.pop("isError", None)
+    if result.get("structuredContent", {}) is None:
+        del result["structuredContent"]
+
+
+def _is_valid_block(block: Any) -> bool:
+    try:
+        validate_server_result(_CALL_METHOD, _VERSION, {"content": [block]})
+    except ValueError:
+        return False
+    return True
+
+
+def _build_text_block(block: Any) -> dict[str, Any]:
+    text = block.get("text") if isinstance(block, dict) else block
+    return {"type": "text", "text": text if isinstance(text, str) else json.dumps(block, ensure_ascii=False)}
 
 
 def _mend_tool(server: str, entry: Any) -> Any:
@@ -258,7 +336,7 @@ def _mend_tool(server: str, entry: Any) -> Any:
 
 def _is_valid_tool(entry: Any) -> bool:
     try:
-        validate_server_result(_LIST_METHOD, _LIST_VERSION, {"tools": [entry]})
+        validate_server_result(_LIST_METHOD, _VERSION, {"tools": [entry]})
         types.Tool.model_validate(entry, by_name=False)
     except ValueError:
         return False
@@ -309,7 +387,10 @@ def _convert_content_block(block: Any) -> str | File:
 
 
 def _decode_content_file(data: str, media_type: str, uri: str = "") -> str | File:
-    body = base64.b64decode(data)
+    try:
+        body = base64.b64decode(data)
+    except ValueError:
+        return f"[{media_type} that cannot be read: it is not base64]"
     if not body:
         return f"[an empty file, {media_type}]"
     return File(body, media_type.partition(";")[0].strip(), uri.rpartition("/")[2] or None)

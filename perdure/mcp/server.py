@@ -55,6 +55,14 @@ LIST_TIMEOUT = 40.0
 that hangs; the worker itself gives up after 60 s."""
 RETRY_DELAYS = (0.0, 0.5, 1.0, 2.0, 4.0)
 """Seconds to wait before each retry of a request that was not sent."""
+MAX_RETRY_AFTER = 20.0
+"""Longest wait that a server may ask for (``Retry-After``); the model is told of a longer one."""
+_UNKNOWN_TOOL = re.compile(
+    r"(unknown|no such|not find|unrecogni[sz]ed) tool|tool\b.{0,200}?\b(not found|does not exist|unknown)"
+    r"|method not found",
+    re.IGNORECASE | re.DOTALL,
+)
+"""What servers say of a tool that they do not have."""
 MAX_REFUSALS = 2
 """Refusals of tokens after which a request is given up, although each time there was another token."""
 _INVALID_SERVER_NAME_CHARACTERS = re.compile(r"[^a-zA-Z0-9_-]+")
@@ -244,7 +252,14 @@ class MCPServer(Toolset):
             return convert_tool_result(name, await client.call_tool(name, dict(arguments), progress_callback=progress))
 
         retryable = name in self._idempotent_tools - self._non_idempotent_tools
-        return await self._send_request(ctx, request, retryable=retryable)
+        try:
+            return await self._send_request(ctx, request, retryable=retryable)
+        except Exception as error:
+            if _UNKNOWN_TOOL.search(
+                str(error)[:1000]
+            ):  # renamed, or taken away, and not announced: read the list again
+                self.changed()
+            raise
 
     async def close(self) -> None:
         """See base class."""
@@ -289,7 +304,7 @@ class MCPServer(Toolset):
         from .connection import LostError, NotSentError
 
         authorization, key = self._find_authorization(ctx), self._build_connection_key(ctx, headers)
-        delays, refused, refusal = iter(RETRY_DELAYS), 0, None
+        delays, refused, refusal, sessions_lost = iter(RETRY_DELAYS), 0, None, 0
         while True:
             try:
                 if authorization is not None and refusal is not None:
@@ -302,14 +317,17 @@ class MCPServer(Toolset):
                 if refused > MAX_REFUSALS:
                     raise
             except NotSentError as error:
-                delay = next(delays, None)
-                if delay is None or error.is_final:
+                sessions_lost += error.is_session_lost
+                delay, wanted = next(delays, None), error.retry_after or 0.0
+                if delay is None or error.is_final or sessions_lost > 1 or wanted > MAX_RETRY_AFTER:
                     raise
-                await asyncio.sleep(delay)
+                await asyncio.sleep(0.0 if error.is_session_lost else max(delay, wanted))
             except LostError as error:
-                if not retryable:
+                delay = next(delays, None) if error.may_return else 0.0
+                if not retryable or delay is None:
                     raise ToolError(f"{error.message}; the call may have happened or not") from error
-                retryable = False
+                retryable = error.may_return
+                await asyncio.sleep(delay)
 
     async def _send_once(
         self,
@@ -434,13 +452,8 @@ def _check_auth(url: str, auth: Any, secrets: Sequence[str]) -> None:
 @asynccontextmanager
 async def _open_http_streams(url: str, headers: Mapping[str, str], bearer: Bearer) -> Any:
     from mcp.client.streamable_http import streamable_http_client
-    from mcp.shared._httpx_utils import create_mcp_http_client
 
-    from .connection import record_status
-
-    async def record_post_status(response: Any) -> None:
-        if response.request.method == "POST":
-            record_status(response.status_code)
+    from .exchanges import MAX_ANSWER_BYTES, ExchangeClient
 
     async def add_token(request: Any) -> None:
         if bearer.token is not None:
@@ -455,9 +468,9 @@ async def _open_http_streams(url: str, headers: Mapping[str, str], bearer: Beare
             refusals.append(refusal)
 
     async with AsyncExitStack() as stack:
-        client = await stack.enter_async_context(create_mcp_http_client(headers=dict(headers)))
-        client.event_hooks["response"].append(record_post_status)
+        client = await stack.enter_async_context(ExchangeClient(headers=dict(headers)))
         if bearer.is_needed:
             client.event_hooks["request"].append(add_token)
             client.event_hooks["response"].append(record_refusal)
-        yield await stack.enter_async_context(streamable_http_client(url, http_client=client))
+        transport = streamable_http_client(url, http_client=client, max_sse_event_size=MAX_ANSWER_BYTES)
+        yield await stack.enter_async_context(transport)

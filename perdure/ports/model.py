@@ -89,6 +89,11 @@ class Completed:
     it as its ``provider``."""
     requests: int = field(default=1, compare=False)
     """How many requests the reply took: all count towards ``provider_limits``."""
+    request_id: str | None = field(default=None, compare=False)
+    """The API's id of the last request, which its support asks for."""
+    headers: Mapping[str, str] = field(default_factory=dict, compare=False)
+    """What the last response's headers say of the request and of the account's limits: ids, rate limits, times. Names
+    are in lower case."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,6 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import replace
 from importlib import import_module
 from typing import Any
 
@@ -36,7 +35,7 @@ class Anthropic(SDKEndpoint):
     is how long the prompt cache keeps the parts that perdure marks; None marks none.
 
     ``dialect`` says how the server differs from others: the name of a known one (``"deepseek"``), or a ``Dialect``; by
-    default it is that of the host of ``base_url``. ``thinking``, ``forced_tool`` and ``cache_marks`` each replace one
+    default it is that of the host of ``base_url``. ``streaming`` and the parameters behind it each replace one
     field of it, see :class:`perdure.providers.dialects.Dialect`.
 
     An instance may be used from several event loops; each gets an SDK client of its own with its first call.
@@ -59,12 +58,15 @@ class Anthropic(SDKEndpoint):
         timeout: float = 600.0,
         headers: Mapping[str, str] | None = None,
         dialect: str | Dialect | None = None,
+        streaming: bool | None = None,
         thinking: ThinkingUse | None = None,
         forced_tool: ForcedTool | None = None,
         cache_marks: bool | None = None,
     ) -> None:
         super().__init__(base_url, api_key, api_key_env, timeout=timeout, headers=headers)
-        self._set_dialect(dialect, thinking=thinking, forced_tool=forced_tool, cache_marks=cache_marks)
+        self._set_dialect(
+            dialect, streaming=streaming, thinking=thinking, forced_tool=forced_tool, cache_marks=cache_marks
+        )
 
     @property
     def base_url(self) -> str:
@@ -107,13 +109,13 @@ class Anthropic(SDKEndpoint):
             for _ in range(_MAX_RESUMES):
                 response, _ = await self._post_conceding(call, request, send)
                 async with aclosing(response):
-                    call.reply_started = True
+                    call.begin_reply(response.headers.items())
                     async for item in self._read_stream(response):
                         for event in reply.feed(item):
                             yield event
                 if not reply.is_paused:
                     break
-            completed = replace(reply.complete(), requests=call.requests)
+            completed = call.finish(reply.complete())
             yield self.translate_tools(request.model, request.tools).restore(completed)
 
     def _create_client(self, key: str) -> Any:

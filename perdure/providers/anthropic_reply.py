@@ -32,18 +32,26 @@ class _StreamedBlock:
     """Its place among the reply's calls."""
     is_cut: bool = False
     """The reply ended within its arguments."""
+    is_stopped: bool = False
+    """The server has said that it is whole."""
 
     @property
     def json(self) -> str:
-        """The text of its arguments."""
-        return self.arguments.text
+        """The text of its arguments. Some servers send them whole with the block's start, as text or as they are."""
+        return self.arguments.text or read_string(self.start.get("input"))
 
     def parse_arguments(self) -> dict[str, Any] | None:
-        """The call's arguments; None if malformed. Some servers send them whole with the block's start."""
-        if not self.json and isinstance(given := self.start.get("input"), Mapping):
+        """The call's arguments; None if malformed."""
+        if not self.arguments.text and isinstance(given := self.start.get("input"), Mapping):
             whole: dict[str, Any] = clean_json_value(dict(given))
             return whole
         return parse_arguments(clean_text(self.json))
+
+    def is_begun_again(self, start: Mapping[str, Any]) -> bool:
+        """Whether ``start``, under this block's index, is its own once more."""
+        keys = ("type", "id", "name")
+        is_same = all(start.get(key) == self.start.get(key) for key in keys)
+        return self.kind == "tool_use" and is_same and not self.is_stopped
 
     def build_delta(self, arguments: str) -> ToolCallDelta:
         """The event of a piece of the call's arguments."""
@@ -117,6 +125,9 @@ class AnthropicReply(StreamedReply):
                 yield from self._start_block(event.get("index"), event.get("content_block"))
             case "content_block_delta":
                 yield from self._feed_delta(event.get("index"), event.get("delta"))
+            case "content_block_stop":
+                if (stopped := self._find_open_block(event.get("index"))) is not None:
+                    stopped.is_stopped = True
             case "message_delta":
                 self._reason = read_string(read_object(event.get("delta")).get("stop_reason")) or self._reason
                 self._update_usage(event.get("usage"))
@@ -129,7 +140,7 @@ class AnthropicReply(StreamedReply):
                 self._reason = read_string(event.get("stop_reason")) or "end_turn"
                 self._ended = True
             case _:
-                pass  # ping, content_block_stop, and events of later versions
+                pass  # ping, and events of later versions
 
     def _start_message(self, message: Mapping[str, Any]) -> None:
         """A message begins: the reply, or the next piece of one that was paused."""
@@ -147,6 +158,10 @@ class AnthropicReply(StreamedReply):
     def _start_block(self, index: object, start: object) -> Iterator[StreamEvent]:
         if not isinstance(start, dict) or not isinstance(kind := start.get("type"), str):
             raise self._build_malformed_error("an invalid content block", start)
+        earlier = self._find_open_block(index) if isinstance(index, int) else None
+        if earlier is not None and earlier.is_begun_again(start):
+            earlier.start |= {key: value for key, value in start.items() if value}
+            return
         block = _StreamedBlock(kind, dict(start))
         self._blocks.append(block)
         if isinstance(index, int):
@@ -161,7 +176,7 @@ class AnthropicReply(StreamedReply):
             yield block.build_delta("")
 
     def _feed_delta(self, index: object, delta: object) -> Iterator[StreamEvent]:
-        block = self._open_blocks.get(index) if isinstance(index, int) else None
+        block = self._find_open_block(index)
         if block is None or not isinstance(delta, Mapping):
             raise self._build_malformed_error("a delta for an unknown content block", delta)
         match delta.get("type"):
@@ -182,6 +197,12 @@ class AnthropicReply(StreamedReply):
             case _:
                 pass
 
+    def _find_open_block(self, index: object) -> _StreamedBlock | None:
+        """The block of that index; of events that have none, the last one."""
+        if index is None:
+            return self._blocks[-1] if self._blocks else None
+        return self._open_blocks.get(index) if isinstance(index, int) else None
+
     def _feed_text(self, block: _StreamedBlock, piece: object, kind: str) -> Iterator[StreamEvent]:
         if shown := block.text.add(read_string(piece)):
             yield ThinkingDelta(shown) if kind == "thinking" else TextDelta(shown)
@@ -191,8 +212,11 @@ class AnthropicReply(StreamedReply):
         return tuple(part for block in self._blocks if (part := block.build_part(self._origin)) is not None)
 
     def complete(self) -> Completed:
-        """The whole reply. Raises ``TruncatedStreamError`` if the stream ended before the reply did."""
-        if not self._ended or not self._reason:
+        """The whole reply. Raises ``TruncatedStreamError`` if the stream ended before the reply did.
+
+        Some servers leave out ``message_stop``: nothing of a reply comes behind its stop reason.
+        """
+        if not self._reason:
             raise self._build_truncated_error()
         ending = read_ending(self._reason)
         reason = require_reply(ending, self._endpoint, self._reason)

@@ -224,7 +224,8 @@ def encode_request(
     """The body of ``POST /v1/messages``, streamed. ``paused`` is the begun reply that the model is to continue."""
     dialect = dialect or find_dialect("anthropic", "anthropic.com" if origin == "anthropic" else "")
     options = dict(request.provider_options)
-    head: dict[str, Any] = {"model": request.model, "stream": True, "max_tokens": get_default_max_tokens(request.model)}
+    head: dict[str, Any] = {"model": request.model, **({"stream": True} if dialect.streaming else {})}
+    head["max_tokens"] = get_default_max_tokens(request.model)
     settings = {name: value for name, value in request.settings.items() if value is not None}
     head |= {name: value for name, value in settings.items() if name not in ("stop", "reasoning_effort")}
     if stop := settings.get("stop"):

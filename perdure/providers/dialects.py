@@ -32,6 +32,9 @@ class Dialect:
     """Domains at which it is assumed; none for programs that may run anywhere."""
     max_tokens_name: MaxTokensName = "max_tokens"
     """The wire name of the setting ``max_tokens``."""
+    streaming: bool = True
+    """Whether replies are streamed. Some servers do not stream replies of certain models, or calls of tools: a reply
+    then comes at once."""
     stream_usage: bool = True
     """Whether to send ``stream_options`` to ask for the usage. A server that sends it anyway may refuse to be asked."""
     forced_tool: ForcedTool = "named"
@@ -60,11 +63,11 @@ class Dialect:
 
 FIELDS = {
     "openai": (
-        *("max_tokens_name", "stream_usage", "forced_tool", "short_call_ids", "strict_roles", "thinking"),
+        *("max_tokens_name", "streaming", "stream_usage", "forced_tool", "short_call_ids", "strict_roles", "thinking"),
         *("call_signatures", "think_tags", "done_ends_reply"),
     ),
-    "anthropic": ("thinking", "forced_tool", "cache_marks"),
-    "openai-responses": ("forced_tool",),
+    "anthropic": ("streaming", "thinking", "forced_tool", "cache_marks"),
+    "openai-responses": ("streaming", "forced_tool"),
 }
 """The fields that count in each format, which are parameters of its adapter (but for Responses, which learns them)."""
 
@@ -215,6 +218,8 @@ def _name(parameter: str) -> re.Pattern[str]:
 
 CONCESSIONS = (
     Concession("stream_usage", False, _name("(?:stream_options|include_usage)")),
+    Concession("streaming", False, _name("(?:stream|streaming|streamed)(?![a-z_])")),
+    Concession("streaming", False, _compile(r"verified to stream")),
     Concession(
         "forced_tool",
         "required",

@@ -9,7 +9,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 from urllib.parse import urlsplit
@@ -18,10 +18,11 @@ from weakref import WeakKeyDictionary
 from ..errors import AuthenticationError, DefinitionError, ProviderError, RuntimeSetupError
 from ..types.redaction import Redaction, find_address_secrets, find_option_secrets
 from .errors import mark_refused_content
+from .reply import find_request_id, keep_headers
 from .tool_schemas import WireTools, get_rules, translate_tools
 
 if TYPE_CHECKING:
-    from ..ports import ModelRequest, ToolSpec
+    from ..ports import Completed, ModelRequest, ToolSpec
 
 
 class SDKClient(Protocol):
@@ -143,6 +144,18 @@ class EndpointCall(Generic[ClientT]):
     requests: int = 0
     """How many were sent."""
     reply_started: bool = False
+    headers: dict[str, str] = field(default_factory=dict)
+    """Those of the last response that are kept."""
+
+    def begin_reply(self, headers: Iterable[tuple[str, str]]) -> None:
+        """Note that a reply begins, with these headers of its response."""
+        self.reply_started = True
+        self.headers = keep_headers(headers)
+
+    def finish(self, completed: Completed) -> Completed:
+        """The reply, with what the call knows of its requests."""
+        request_id = find_request_id(self.headers)
+        return replace(completed, requests=max(1, self.requests), request_id=request_id, headers=self.headers)
 
 
 class Endpoint(ABC, Generic[ClientT]):
@@ -165,7 +178,9 @@ class Endpoint(ABC, Generic[ClientT]):
                 async with self._open_call(request) as call:
                     call.body = encode_request(request, origin=self.origin)
                     …
-                    call.reply_started = True
+                    call.begin_reply(response.headers.items())
+                    …
+                    yield call.finish(reply.complete())
 
     Every error leaves an adapter through ``_open_call``, which removes the endpoint's secrets from its text: the key,
     the values of ``headers``, credentials in addresses (``base_url``, proxies) and in the request's

@@ -25,6 +25,7 @@ from ..errors import (
     ContextLengthError,
     MalformedReplyError,
     ModelNotFoundError,
+    ModelSlipError,
     OverloadedError,
     PermissionDeniedError,
     ProviderConnectionError,
@@ -42,7 +43,7 @@ from .refusals import (
     list_upstream_texts,
     read_error_message,
 )
-from .reply import read_array, read_object
+from .reply import find_request_id, read_array, read_object
 
 # ---
 # How long an API asks us to wait, in any of its headers.
@@ -166,6 +167,7 @@ _ERROR_BY_STATUS: dict[int, type[ProviderError]] = {
     413: ContextLengthError,
     425: OverloadedError,
     429: RateLimitError,
+    499: ProviderServerError,  # cancelled on their side
     503: OverloadedError,
     504: ProviderTimeoutError,
     529: OverloadedError,
@@ -213,6 +215,8 @@ def build_status_error(
     message = truncate_api_text(message)
     text = f"{endpoint} {'broke off the reply with an error' if in_stream else f'answered {status}'}"
     text += (f" ({labels})" if labels else "") + (f": {message}" if message else "")
+    if (request_id := find_request_id(headers)) is not None and request_id not in text:
+        text += f" (request {request_id})"
     if not cls.retryable:
         wait = None
     elif wait is None:
@@ -316,7 +320,7 @@ def _classify_status(
     if status == 429 and ((_QUOTA_TEXT.search(text) and not may_wait) or _ZERO_QUOTA_TEXT.search(text)):
         return PermissionDeniedError, _PAY_HINT
     if is_model_slip(status, text):
-        return MalformedReplyError, None  # the request is right: another attempt often succeeds
+        return ModelSlipError, None  # the request is right: another attempt often succeeds
     if is_too_long(status, text):
         return ContextLengthError, None
     if status in REFUSING_STATUSES and _CONTENT_FILTER_TEXT.search(text):

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from ..errors import BadRequestError, MalformedReplyError, PermissionDeniedError, ProviderError, ProviderServerError
+from ..errors import BadRequestError, ModelSlipError, PermissionDeniedError, ProviderError, ProviderServerError
 from ..types.messages import FinishReason, clean_text
 from .errors import truncate_api_text
 
@@ -35,7 +35,7 @@ _CALLS = Ending("complete", "tool_calls")
 _CUT = Ending("cut", "length")
 _FILTERED = Ending("refused", "content_filter")
 _REFUSED = Ending("refused", "refusal")
-_SLIP = Ending("slip", error=MalformedReplyError)
+_SLIP = Ending("slip", error=ModelSlipError)
 _BROKEN = Ending("broken", error=ProviderServerError)
 
 _WORDS: Sequence[tuple[Ending, str]] = (

@@ -118,7 +118,12 @@ class GoogleConnection:
             segments = answer.async_segments()
             while True:
                 with silence:  # the SDK has only a limit for the whole reply
-                    item = await anext(segments, self)
+                    try:
+                        item = await anext(segments, self)
+                    except Exception as error:
+                        if str(error).endswith(_DONE_ERROR):  # a gateway ends the stream as OpenAI does
+                            return
+                        raise
                 if item is self:
                     return
                 yield item
@@ -153,6 +158,8 @@ class GoogleConnection:
         self._api_client._http_options.aiohttp_client = self._session
 
 
+_DONE_ERROR = "Raw response: [DONE]"
+"""End of the SDK's error for a stream's ``[DONE]``."""
 _VERSIONED_URL = re.compile(r"(?P<base>.*)/(?P<version>v\d+(?:(?:alpha|beta)\d*)?)/*\Z")
 
 
@@ -182,8 +189,9 @@ class Google(Endpoint[GoogleConnection]):
             tools = self.translate_tools(request.model, request.tools)
             first = call.body = encode_request(request, origin=self.origin)
             while True:
+                call.requests += 1
                 answer = await call.client.post_request(request.model, call.body)
-                call.reply_started = True
+                call.begin_reply(answer.headers.items())
                 async with aclosing(call.client.read_stream(answer, self.host)) as items:
                     async for chunk in items:
                         for event in reply.feed(chunk):
@@ -193,7 +201,7 @@ class Google(Endpoint[GoogleConnection]):
                 if token is None:
                     break
                 call.body = encode_continuation(first, token)
-            yield tools.restore(reply.complete())
+            yield tools.restore(call.finish(reply.complete()))
 
     def _create_client(self, key: str) -> GoogleConnection:
         base_url, version = self.base_url, os.environ.get("GOOGLE_GENAI_API_VERSION", "").strip()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import aclosing
-from dataclasses import replace
 from typing import Any
 
 from ..errors import SettingsError
@@ -142,7 +141,7 @@ class ChatReply(StreamedReply):
         self._annotations.extend(read_array(delta.get("annotations")))
         yield from self._feed_content(delta.get("content"))
         self._calls.begin_chunk()
-        for entry in read_array(delta.get("tool_calls")):
+        for entry in _list_call_entries(delta):
             if (added := self._calls.add(self._require_object(entry, "a tool call"))) is not None:
                 slot, arguments = added
                 yield ToolCallDelta(slot.index, slot.id, slot.name, clean_text(arguments))
@@ -210,6 +209,14 @@ class ChatReply(StreamedReply):
         return Completed(tuple(parts), finish, self._usage, self._model, origin=self._origin)
 
 
+def _list_call_entries(delta: Mapping[str, Any]) -> list[Any]:
+    """The pieces of calls in ``delta``: a list, the one call of servers that send no list, or ``function_call``, which
+    the API had before."""
+    calls, former = delta.get("tool_calls"), delta.get("function_call")
+    entries = [calls] if isinstance(calls, dict) else read_array(calls)
+    return [*entries, {"function": former}] if isinstance(former, dict) else entries
+
+
 def _is_signed(part: Part) -> bool:
     """Whether the vendor behind an aggregator signed the part, or encrypted it, for models of its own."""
     opaque = part.opaque if isinstance(part, ThinkingPart | ToolCallPart) else None
@@ -242,6 +249,7 @@ class OpenAIChat(OpenAIEndpoint):
         headers: Mapping[str, str] | None = None,
         dialect: str | Dialect | None = None,
         max_tokens_name: MaxTokensName | None = None,
+        streaming: bool | None = None,
         stream_usage: bool | None = None,
         forced_tool: ForcedTool | None = None,
         short_call_ids: bool | None = None,
@@ -255,6 +263,7 @@ class OpenAIChat(OpenAIEndpoint):
         self._set_dialect(
             dialect,
             max_tokens_name=max_tokens_name,
+            streaming=streaming,
             stream_usage=stream_usage,
             forced_tool=forced_tool,
             short_call_ids=short_call_ids,
@@ -294,11 +303,11 @@ class OpenAIChat(OpenAIEndpoint):
             signer = find_signer(request.model)
             reply = ChatReply(self.host, origin, self.key_name, signer=signer, dialect=dialect)
             async with aclosing(response):
-                call.reply_started = True
+                call.begin_reply(response.headers.items())
                 async for chunk in self._read_stream(response, reply.mark_done):
                     for event in reply.feed(chunk):
                         yield event
             for event in reply.flush():
                 yield event
-            completed = replace(reply.complete(), requests=call.requests)
+            completed = call.finish(reply.complete())
             yield self.translate_tools(request.model, request.tools).restore(completed)

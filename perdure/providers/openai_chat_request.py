@@ -60,14 +60,14 @@ RESERVED_OPTIONS = dict.fromkeys(
 
 
 def encode_request(request: ModelRequest, *, origin: str, dialect: Dialect | None = None) -> bytes:
-    """The body of ``POST /chat/completions`` at ``origin``: ``request`` in order, streamed, with usage.
+    """The body of ``POST /chat/completions`` at ``origin``: ``request`` in order, with usage.
 
     The messages come last, so that each call's body begins with all of the one before, but for its end.
     """
     dialect = dialect or Dialect()
     options = dict(request.provider_options)
-    head: dict[str, Any] = {"model": request.model, "stream": True}
-    if dialect.stream_usage and options.pop("stream_options", {}) is not None:
+    head: dict[str, Any] = {"model": request.model, **({"stream": True} if dialect.streaming else {})}
+    if dialect.streaming and dialect.stream_usage and options.pop("stream_options", {}) is not None:
         head["stream_options"] = {"include_usage": True}
     options.pop("stream_options", None)
     if offered := translate_tools(get_rules("openai", request.model), request.tools).offered:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import aclosing
-from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -88,6 +87,9 @@ class ResponsesReply(StreamedReply):
                     self._finished_items.append((index, finished))
             case str() if kind.removeprefix("response.") in _FINAL_STATUSES:
                 self._status = kind.removeprefix("response.")
+                self._finish(event.get("response"))
+            case "response.done":  # of gateways: the status is that of the response
+                self._status = read_string(read_object(event.get("response")).get("status")) or "completed"
                 self._finish(event.get("response"))
             case _:
                 pass  # beginnings, annotations, progress of built-in tools, and future events
@@ -305,7 +307,7 @@ class OpenAIResponses(OpenAIEndpoint):
         async with self._open_call(request) as call:
             reply = ResponsesReply(self.host, self.origin, self.key_name, model=request.model)
             async with aclosing(await self._request_reply(call, request)) as response:
-                call.reply_started = True
+                call.begin_reply(response.headers.items())
                 events = self._read_stream(response)
                 async for event in events:
                     for delta in reply.feed(event):
@@ -313,7 +315,7 @@ class OpenAIResponses(OpenAIEndpoint):
                     if reply.is_ended:
                         await drain_stream(events, _STREAM_END_TIMEOUT)
                         break
-            completed = replace(reply.complete(), requests=call.requests)
+            completed = call.finish(reply.complete())
             yield self.translate_tools(request.model, request.tools).restore(completed)
 
     async def _request_reply(self, call: EndpointCall[Any], request: ModelRequest) -> Any:
@@ -327,7 +329,7 @@ class OpenAIResponses(OpenAIEndpoint):
         insists = ENCRYPTED_REASONING in request.provider_options.get("include", ())
 
         async def send(dialect: Dialect) -> Any:
-            call.body = encode_request(request, origin=origin, encrypted=encrypted, forced_tool=dialect.forced_tool)
+            call.body = encode_request(request, origin=origin, encrypted=encrypted, dialect=dialect)
             return await self._post_request(call, "/responses")
 
         while True:

@@ -23,7 +23,7 @@ from ..ports import ModelRequest
 from ..types import messages
 from ..types.messages import FilePart, Message, OpaquePart, Part, TextPart, ThinkingPart, ToolCallPart, ToolResultPart
 from ..types.transcript import iter_pieces
-from .dialects import ForcedTool
+from .dialects import Dialect
 from .encoding import (
     MessageEncoder,
     build_body,
@@ -151,14 +151,16 @@ _RESPONSES_FILE_TYPES = re.compile(
 
 
 def encode_request(
-    request: ModelRequest, *, origin: str, encrypted: bool = True, forced_tool: ForcedTool = "named"
+    request: ModelRequest, *, origin: str, encrypted: bool = True, dialect: Dialect | None = None
 ) -> bytes:
     """The body of ``POST /responses``: ``request`` in order, streamed.
 
-    ``encrypted``: ask for the reasoning, which then can be sent back. ``forced_tool``: see ``Dialect``.
+    ``encrypted``: ask for the reasoning, which then can be sent back.
     """
     encoder = ResponsesEncoder(request, origin)
-    head: dict[str, Any] = {"model": request.model, "stream": True, "store": False}
+    dialect = dialect or Dialect()
+    forced_tool = dialect.forced_tool
+    head: dict[str, Any] = {"model": request.model, **({"stream": True} if dialect.streaming else {}), "store": False}
     if encrypted:
         head["include"] = [ENCRYPTED_REASONING]
     if offered := translate_tools(get_rules("openai-responses", request.model), request.tools).offered:

@@ -65,8 +65,8 @@ _ERROR_BY_CLASS: tuple[tuple[type[Exception], type[errors.ProviderError]], ...] 
     (exceptions.ModelRequestRejectedError, errors.BadRequestError),
     (exceptions.ModelAPIError, errors.ProviderServerError),
     (exceptions.ContentFilterError, errors.ContentFilterError),
-    (exceptions.OutputTokenLimitExceeded, errors.MalformedReplyError),
-    (exceptions.UnexpectedModelBehavior, errors.MalformedReplyError),
+    (exceptions.OutputTokenLimitExceeded, errors.ModelSlipError),
+    (exceptions.UnexpectedModelBehavior, errors.ModelSlipError),
     (exceptions.ConcurrencyLimitExceeded, errors.OverloadedError),
 )
 """The first that fits. Errors with an HTTP status are classified by :func:`build_status_error`, as in every adapter."""

@@ -19,12 +19,12 @@ TOO_LONG_TEXTS: tuple[tuple[str, str], ...] = (
     ("OpenAI, more than a minute's tokens", r"request too large for|tokens must be reduced in order to run"),
     ("Groq, DeepSeek", r"reduce (?:the length of (?:the |your )?(?:messages|input|prompt)|your message size)"),
     ("vLLM, OpenRouter, LiteLLM", r"maximum (?:context|model) length"),
-    ("Anthropic", r"prompt (?:is )?too long|request_too_large|exceed context limit"),
+    ("Anthropic, z.ai", r"prompt (?:is )?too long|request_too_large|exceed context limit|prompt exceeds max length"),
     ("Bedrock", r"input is too long"),
-    ("Google", r"input token count.{0,60}exceeds|exceeds? the maximum number of (?:input )?tokens"),
+    ("Google", r"input token count.{0,60}(?:exceeds|only supports)|exceeds? the maximum number of (?:input )?tokens"),
     ("xAI", r"maximum prompt length is"),
     ("Poolside, Alibaba", r"(?:maximum|max|model's) (?:allowed )?(?:input|prompt) (?:length|tokens)"),
-    ("GitHub Copilot", r"prompt token count of .{1,40}exceeds|model_max_prompt_tokens_exceeded"),
+    ("GitHub", r"prompt token count of .{1,40}exceeds|model_max_prompt_tokens_exceeded|tokens_limit_reached"),
     ("Kimi", r"exceeded model token limit"),
     ("DashScope, Xunfei", r"range of (?:input|prompt) length should be"),
     ("Mistral", r"too large for model with \d+ maximum"),
@@ -37,7 +37,7 @@ TOO_LONG_TEXTS: tuple[tuple[str, str], ...] = (
     ("Hugging Face", r"`?inputs`? tokens \+ `?max_new_tokens`? must be"),
     ("Cohere", r"too many tokens: total number of tokens|total tokens.{0,80}exceed"),
     ("SGLang", r"(?:input|requested token count).{0,60}(?:longer than|exceeds) the model'?s"),
-    ("Fireworks, SambaNova, others", r"(?:prompt|input|request)_too_(?:long|large)|(?:string|input) too long"),
+    ("Fireworks, SambaNova, others", r"(?:prompt|input|request)_too_(?:long|large)|input too long"),
     ("others", r"exceeds? the (?:model'?s |maximum |available )*(?:context|input)|token limit exceeded"),
 )
 """Whose wording it is, and the pattern: clear enough that it counts in answers of any status, a 429 too."""
@@ -48,6 +48,19 @@ _MAYBE_TOO_LONG = re.compile(
 )
 """Counts in an answer that blames the request; with 429 it may be about tokens a minute (Bedrock's "Too many tokens,
 please wait before trying again")."""
+_EXCEEDS = re.compile(
+    r"\b(?:prompts?|inputs?|contexts?|conversation|messages|content|tokens?|request body)\b[^.\n]{0,60}"
+    r"\b(?:exceed(?:s|ed|ing)?|longer than|too (?:long|large)|only supports)\b"
+    r"|tokens?_(?:limit_(?:reached|exceeded)|exceeded)|maximum number of (?:input )?tokens",
+    re.IGNORECASE,
+)
+_OTHER_LIMIT = re.compile(
+    r"max_(?:completion_|output_|new_)?tokens|(?:completion|output|generated|budget_)\s?tokens|thinking|images?\b"
+    r"|pages?\b|files?\b|description|\bnames?\b|\btools?\b|functions?\b|schema|(?:\b|_)ids?\b|metadata|array"
+    r"|stop_sequences|per (?:minute|day)|\brates?\b|quota|credit",
+    re.IGNORECASE,
+)
+"""What else may exceed a limit; the clear wordings above count all the same."""
 _WAIT_HELPS = re.compile(
     r"rate limit (?:reached|exceeded)|too many requests|throttl|please wait|(?:try|retry) again (?:in|after) [\d.]"
     r"|\bused \d",
@@ -61,7 +74,9 @@ REFUSING_STATUSES = (400, 413, 422)
 def is_too_long(status: int, text: str) -> bool:
     """Whether an answer of ``status`` says that the conversation is too long for the model, whenever it is sent."""
     if status in REFUSING_STATUSES:
-        return bool(_TOO_LONG.search(text) or _MAYBE_TOO_LONG.search(text))
+        if _TOO_LONG.search(text) or _MAYBE_TOO_LONG.search(text):
+            return True
+        return _EXCEEDS.search(text) is not None and _OTHER_LIMIT.search(text) is None
     return status in (429, 500, 502) and bool(_TOO_LONG.search(text)) and not _WAIT_HELPS.search(text)
 
 

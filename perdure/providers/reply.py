@@ -6,7 +6,7 @@ Anything may come from a server that calls itself compatible.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 from ..errors import MalformedReplyError, TruncatedStreamError
@@ -33,6 +33,36 @@ def read_count(values: Mapping[str, Any], key: str) -> int:
     """The number under ``key`` if it can be a count of tokens; else 0."""
     value = values.get(key)  # NaN and infinity too: Python's parser takes them
     return int(value) if isinstance(value, int | float) and 0 <= value < EXACT_INTEGERS else 0
+
+
+_KEPT_HEADERS = (
+    *("request-id", "requestid", "trace-id", "generation-id", "call-id", "cf-ray"),
+    *("ratelimit", "rate-limit", "retry-after", "processing-ms"),
+    *("model-version", "upstream", "served-by", "cache-status"),
+)
+"""Parts of the names of headers that are kept."""
+_MOST_HEADERS, _HEADER_CHARS = 64, 200
+_REQUEST_IDS = (
+    *("request-id", "x-request-id", "apim-request-id", "x-amzn-requestid", "x-goog-request-id", "x-generation-id"),
+    *("x-oneapi-request-id", "x-litellm-call-id", "cf-ray"),
+)
+"""Headers with the id by which a vendor's support finds a request; the first that is there counts."""
+
+
+def keep_headers(headers: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """Those of a response's headers that say something of the request or of limits, for ``Completed.headers``."""
+    kept: dict[str, str] = {}
+    for name, value in headers:
+        name = name.lower()
+        if len(kept) < _MOST_HEADERS and len(name) <= _HEADER_CHARS and any(part in name for part in _KEPT_HEADERS):
+            kept[name] = clean_text(value)[:_HEADER_CHARS]
+    return kept
+
+
+def find_request_id(headers: Mapping[str, str]) -> str | None:
+    """The vendor's id of a request, of headers with lower-case names."""
+    ids = (headers[name] for name in _REQUEST_IDS if headers.get(name))
+    return next((clean_text(each)[:_HEADER_CHARS] for each in ids), None)
 
 
 class StreamedText:

@@ -146,7 +146,7 @@ async def drain_stream(pieces: AsyncIterator[object], timeout: float = _BODY_END
 
 def list_used_fields(request: ModelRequest) -> list[str]:
     """The fields of a dialect that ``request`` makes use of."""
-    used = ["strict_roles", "cache_marks"]
+    used = ["streaming", "strict_roles", "cache_marks"]
     replies = [message for message in request.messages if message.role == "assistant"]
     if any(message.tool_calls for message in replies):
         used += ["short_call_ids", "call_signatures", "thinking"]

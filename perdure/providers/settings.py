@@ -20,8 +20,12 @@ SETTING_PROVIDERS: dict[str, tuple[str, ...]] = {
     "reasoning_effort": ("openai", "openai-responses", "anthropic", "google", "pydantic-ai"),
 }
 """Every canonical setting, and the providers that have it."""
+PROVIDERS_WITH_SETTINGS = frozenset(name for names in SETTING_PROVIDERS.values() for name in names)
 REASONING_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 """Values of ``reasoning_effort``; a provider may have fewer."""
+
+
+_COLLISION_HINTS = {"perdure": "Leave it out: what the agent has (model, tools, instructions, output) decides it."}
 
 
 def _is_number(value: object) -> bool:
@@ -54,6 +58,12 @@ _SETTING_SHAPES: dict[str, tuple[str, Callable[[object], bool]]] = {
 }
 
 
+def find_setting_flaw(key: str, value: object) -> str | None:
+    """What the value of a setting must be, if it is not."""
+    shape, fits = _SETTING_SHAPES[key]
+    return None if fits(value) else shape
+
+
 def check_canonical_settings(provider: str, settings: Mapping[str, Any]) -> dict[str, Any]:
     """``settings`` without those that are None. Raises ``SettingsError`` that names the key and its providers."""
     given = {key: value for key, value in settings.items() if value is not None}
@@ -68,8 +78,7 @@ def check_canonical_settings(provider: str, settings: Mapping[str, Any]) -> dict
                 f"Provider {provider!r} has no setting {key!r}; supported by: {', '.join(SETTING_PROVIDERS[key])}.",
                 hint=f"If this endpoint takes it, pass it with provider_options={{{key!r}: …}}.",
             )
-        shape, fits = _SETTING_SHAPES[key]
-        if not fits(value):
+        if (shape := find_setting_flaw(key, value)) is not None:
             raise SettingsError(
                 f"Setting {key!r} for provider {provider!r} must be {shape}, not {value!r:.100}.",
                 hint="Pass any other value that the API takes with provider_options, under the API's own name.",
@@ -84,7 +93,10 @@ def check_provider_options(provider: str, options: Mapping[str, Any], taken: Map
     """
     for key in options:
         if key in taken:
-            raise SettingsError(f"provider_options[{key!r}] for provider {provider!r} collides: {taken[key]} sets it.")
+            raise SettingsError(
+                f"provider_options[{key!r}] for provider {provider!r} collides: {taken[key]} sets it.",
+                hint=_COLLISION_HINTS.get(taken[key], f"Leave it out, or change {taken[key]}."),
+            )
     try:
         json.dumps(dict(options), allow_nan=False)
     except (TypeError, ValueError) as error:

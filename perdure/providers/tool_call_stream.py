@@ -23,11 +23,11 @@ from .reply import read_object, read_string
 Index = Literal["known", "new"]
 """``known``: a call has the piece's index. A piece without index belongs to the call with its id, else to the last one:
 ``known``, too."""
-Id = Literal["neither", "none", "same", "new"]
-"""The piece's id beside the call's: neither has one (absent, null and empty are the same), only the call has one, they
-are equal or only the piece has one, they differ."""
-Name = Literal["none", "same", "new"]
-"""The piece's name beside the call's."""
+Id = Literal["beside", "neither", "none", "same", "new"]
+"""The piece's id and the call's: neither has one (absent, null and empty are the same), ``beside`` if both are entries
+of one list; only the call has one; they are equal or only the piece has one; they differ."""
+Name = Literal["none", "same", "new", "late"]
+"""The piece's name beside the call's; ``late`` if the call has none yet."""
 SoFar = Literal["nothing", "blank", "partial", "empty", "whole"]
 """The call's arguments so far: there is no call yet; no text; the beginning of an object; an object, ``null`` or ``[]``
 without content; an object with content."""
@@ -60,27 +60,28 @@ class Rule:
 _CLOSED = "empty whole"
 RULES = (
     Rule("nothing", "", "", "", "", "begin", "the reply's first piece"),
-    Rule("", "rest", "known", "neither none same", "none same", "continue", "as every server sends its pieces"),
+    Rule("", "rest", "known", "beside neither none same", "none same late", "continue", "as all servers do"),
     # An index that no call has. Whether it is a call again is seen when all its arguments are there.
     Rule("partial", "rest", "new", "", "none same", "continue", "an index for each piece: a rest begins no call"),
-    Rule("", "", "new", "", "same new", "begin", "the next call"),
+    Rule("", "", "new", "", "same new late", "begin", "the next call"),
     Rule("", "blank start object", "new", "new", "none", "begin", "the next call, whose name follows"),
     Rule("whole", "start object", "new", "", "none", "begin", "the next call, which has no name"),
     # The call has no arguments yet.
-    Rule("blank", "", "", "new", "same new", "begin", "the call before has no arguments"),
+    Rule("blank", "", "", "new", "same new late", "begin", "the call before has no arguments"),
     Rule("blank", "object equal", "", "", "new", "begin", "the call before has no arguments"),
     Rule("blank", "", "", "", "", "continue", "its arguments, or more of its name"),
     # Its arguments are not complete: nothing but a whole call with an id and a name of its own follows them.
-    Rule("partial", "object equal", "", "new", "new", "begin", "the call before was broken off"),
+    Rule("partial", "object equal", "", "new", "new late", "begin", "the call before was broken off"),
     Rule("partial", "", "", "", "", "continue", "its arguments; names and ids may be repeated or change"),
     # They are complete: nothing more belongs to them.
     Rule(_CLOSED, "blank", "", "", "none", "skip", "an empty last piece"),
-    Rule(_CLOSED, "blank", "", "neither none same", "same", "announce", "an empty last piece, or the next call"),
-    Rule(_CLOSED, "blank", "", "", "same new", "begin", "the next call, whose arguments follow"),
+    Rule(_CLOSED, "blank", "", "beside neither none same", "same", "announce", "an empty last piece, or the next call"),
+    Rule(_CLOSED, "blank", "", "beside neither none same", "late", "continue", "its name comes last"),
+    Rule(_CLOSED, "blank", "", "", "same new late", "begin", "the next call, whose arguments follow"),
     Rule(_CLOSED, "equal", "", "", "", "skip", "the whole call again"),
-    Rule(_CLOSED, "", "", "", "new", "begin", "the next call"),
+    Rule(_CLOSED, "", "", "", "new late", "begin", "the next call"),
     Rule(_CLOSED, "", "", "new", "same", "begin", "the next call of the same tool"),
-    Rule("empty", "object", "", "neither", "same", "begin", "whole calls without ids"),
+    Rule("empty", "object", "", "beside", "same", "begin", "whole calls without ids, in one list"),
     Rule("empty", "start object", "", "", "", "replace", "an empty object in front of the arguments"),
     Rule("whole", "start object", "", "", "same", "begin", "the next call, by index and id the same"),
     Rule("whole", "start object", "", "new", "none", "begin", "the next call, which has no name"),
@@ -231,10 +232,10 @@ class ToolCallSlot:
         """Its arguments are an object, to which nothing more can belong."""
         return self.arguments.state in ("empty", "whole")
 
-    def compare_id(self, id: str) -> Id:
-        """The id of a piece beside the call's."""
+    def compare_id(self, id: str, chunk: int) -> Id:
+        """The id of a piece of that chunk and the call's."""
         if not id:
-            return "none" if self.id else "neither"
+            return "none" if self.id else "beside" if self.chunk == chunk else "neither"
         return "same" if not self.id or self.id == id or self.ids_vary else "new"
 
     def build_part(self, origin: str, *, cut: bool = False) -> ToolCallPart:
@@ -266,7 +267,7 @@ class ToolCallSlots:
         """Take one piece; the call that it belongs to, and what it adds to the arguments; None if it adds nothing.
         ``is_whole``: its arguments are those of the call, and not what follows the others."""
         function = read_object(entry.get("function")) or entry
-        call_id, name = clean_text(read_string(entry.get("id"))), clean_text(read_string(function.get("name")))
+        call_id, name = clean_text(read_string(entry.get("id"))), clean_text(read_string(function.get("name"))).strip()
         text = read_argument_text(function.get("arguments"))
         index = entry.get("index")
         wire_index = index if isinstance(index, int) else None
@@ -288,7 +289,7 @@ class ToolCallSlots:
         slot.extra = slot.extra if entry.get("extra_content") is None else entry["extra_content"]
         if act in ("skip", "announce"):
             return None
-        if name != slot.name and slot.arguments.state == "blank":
+        if name != slot.name and (not slot.name or slot.arguments.state == "blank"):
             slot.name += name  # it was late, or comes in pieces itself
         if act == "replace" or (is_whole and text and slot.arguments.state == "partial"):
             return slot, slot.arguments.replace(text)
@@ -302,13 +303,13 @@ class ToolCallSlots:
         candidates = same_index or self._slots
         slot = next((slot for slot in reversed(candidates) if id and slot.id == id), candidates[-1])
         index: Index = "known" if same_index else "new"
-        if name and not text.strip() and slot.compare_id(id) != "new" and slot.arguments.state == "blank":
+        if name and not text.strip() and slot.compare_id(id, self._chunk) != "new" and slot.arguments.state == "blank":
             # A call without arguments once more: the name of one that is there is not the rest of another name.
             slot = next((each for each in same_index if each.name == name), slot)
-        id_relation = slot.compare_id(id)
+        id_relation = slot.compare_id(id, self._chunk)
         name_relation: Name = "same" if slot.announced else "none"
         if name:
-            name_relation = "same" if name == slot.name else "new"
+            name_relation = "same" if name == slot.name else "new" if slot.name else "late"
         kind = _classify_text(text)
         if kind == "rest" and text.lstrip()[0] == '"' and slot.arguments.may_be_closed and slot.is_closed:
             kind = "start"  # of a text that holds an object
@@ -323,7 +324,7 @@ class ToolCallSlots:
             is_first = name_relation == "same" and so_far == "empty" and id in ("", slot.id) and wire_index is not None
             equal = self._find_equal(slot, same_index if is_first else self._slots, id, name, text)
             if equal is not None:
-                slot, kind, id_relation = equal, "equal", equal.compare_id(id)
+                slot, kind, id_relation = equal, "equal", equal.compare_id(id, self._chunk)
         return slot, find_rule(so_far, kind, index, id_relation, name_relation).act
 
     def _find_equal(
@@ -335,9 +336,7 @@ class ToolCallSlots:
         for slot in reversed(slots):
             if slot.arguments.canonical != canonical:
                 continue
-            relation = slot.compare_id(id)
-            is_beside = relation == "neither" and slot.chunk == self._chunk  # in one list
-            if relation != "new" and not is_beside:
+            if slot.compare_id(id, self._chunk) not in ("beside", "new"):
                 return slot
         return None
 
@@ -361,9 +360,8 @@ def _is_nothing(slot: ToolCallSlot) -> bool:
 
 def _is_repetition(slot: ToolCallSlot, earlier: ToolCallSlot) -> bool:
     """Whether ``slot`` is ``earlier`` once more: it began under an index of its own, but has no id of its own."""
-    relation = earlier.compare_id(slot.id)
-    is_beside = relation == "neither" and slot.chunk == earlier.chunk
-    if slot.name != earlier.name or relation == "new" or is_beside:
+    relation = earlier.compare_id(slot.id, slot.chunk)
+    if slot.name != earlier.name or relation in ("beside", "new"):
         return False
     if slot.arguments.state == "blank":
         return True
@@ -406,14 +404,20 @@ def is_same_call(one: ToolCallPart, other: ToolCallPart) -> bool:
 
 
 def drop_repeated_calls(parts: Iterable[Part]) -> list[Part]:
-    """``parts`` without calls that repeat an earlier one with its id: no format gives two calls the same id."""
+    """``parts`` without calls that repeat an earlier one with its id, and without those that only began one, without
+    arguments: no format gives two calls the same id."""
     kept: list[Part] = []
     for part in parts:
-        calls = [each for each in kept if isinstance(each, ToolCallPart)]
-        if not (isinstance(part, ToolCallPart) and part.id and _is_repeated(part, calls)):
-            kept.append(part)
+        if isinstance(part, ToolCallPart) and part.id:
+            calls = [each for each in kept if isinstance(each, ToolCallPart) and each.id == part.id]
+            if any(is_same_call(each, part) or _is_beginning(part, each) for each in calls):
+                continue
+            kept = [each for each in kept if not (isinstance(each, ToolCallPart) and _is_beginning(each, part))]
+        kept.append(part)
     return kept
 
 
-def _is_repeated(part: ToolCallPart, calls: Sequence[ToolCallPart]) -> bool:
-    return any(each.id == part.id and is_same_call(each, part) for each in calls)
+def _is_beginning(part: ToolCallPart, whole: ToolCallPart) -> bool:
+    """Whether ``part`` is the call ``whole`` before its arguments came."""
+    is_empty = not part.arguments and part.malformed is None
+    return is_empty and (part.id, part.name) == (whole.id, whole.name) and part is not whole

@@ -152,22 +152,37 @@ class WireTools:
     """Names of tools that the vendor would refuse, and the reasons."""
     renamed: Mapping[str, WireTool]
     """By their names on the wire: tools whose calls are not as the model makes them."""
+    by_name: Mapping[str, WireTool] = field(default_factory=dict)
+    """By their names on the wire: all that are offered."""
 
     def restore(self, event: StreamEvent) -> StreamEvent:
         """``event`` of a reply with the tools' and arguments' own names. The text of streamed arguments stays."""
-        if not self.renamed:
-            return event
-        if isinstance(event, ToolCallDelta) and event.name in self.renamed:
-            return replace(event, name=self.renamed[event.name].spec.name)
-        if isinstance(event, Completed):
+        if isinstance(event, ToolCallDelta):
+            tool = self._find_called(event.name)
+            return event if tool is None or tool.spec.name == event.name else replace(event, name=tool.spec.name)
+        if isinstance(event, Completed) and any(isinstance(part, ToolCallPart) for part in event.parts):
             return replace(event, parts=tuple(map(self._restore_part, event.parts)))
         return event
 
     def _restore_part(self, part: Any) -> Any:
-        if not isinstance(part, ToolCallPart) or (tool := self.renamed.get(part.name)) is None:
+        if not isinstance(part, ToolCallPart) or (tool := self._find_called(part.name)) is None:
             return part
-        arguments = tool.restore_arguments(part.arguments)
+        arguments = tool.restore_arguments(part.arguments) if tool.own_names else part.arguments
         return part.model_copy(update={"name": tool.spec.name, "arguments": arguments})
+
+    def _find_called(self, name: str) -> WireTool | None:
+        """The tool that a model means by ``name``; None if that is its name, and nothing of the call was changed."""
+        if name in self.by_name:
+            return self.renamed.get(name)
+        match = _WRAPPED_NAME.fullmatch(name)
+        return None if match is None else self.by_name.get(match["name"])
+
+
+_WRAPPED_NAME = re.compile(
+    r"\s*(?:(?:functions?|default_api|default|tools?)[.:])?(?P<name>[\w.-]+?)(?::\d+)?\s*(?:<\|.*)?", re.DOTALL
+)
+"""A name with what a model's own format puts around it: ``functions.pay`` (gpt-oss), ``functions.pay:0`` (Kimi),
+``default_api.pay`` (Gemini), ``pay<|channel|>commentary`` (gpt-oss)."""
 
 
 def translate_tools(rules: ToolRules, specs: Iterable[ToolSpec]) -> WireTools:
@@ -184,7 +199,7 @@ def translate_tools(rules: ToolRules, specs: Iterable[ToolSpec]) -> WireTools:
         else:
             left_out[spec.name] = flaw
     renamed = {name: tool for name, tool in offered.items() if tool.own_names or name != tool.spec.name}
-    return WireTools([*offered.values()], left_out, renamed)
+    return WireTools([*offered.values()], left_out, renamed, offered)
 
 
 def encode_name(rules: ToolRules, name: str) -> str:

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from contextvars import ContextVar, copy_context
 from types import TracebackType
+from typing import TypeVar
 
 from pydantic_core import to_jsonable_python
 from temporalio import activity
@@ -18,6 +19,8 @@ within a second. A tenth of the timeout (activity_options.py), and what the SDK 
 
 _AGENT_MISSING_SINCE = "agent missing since"
 
+ValueT = TypeVar("ValueT", int, str)
+
 _current_heartbeat: ContextVar[Heartbeat | None] = ContextVar("perdure_heartbeat", default=None)
 
 
@@ -26,7 +29,7 @@ class Heartbeat:
 
     def __init__(self) -> None:
         self._details: tuple[object, ...] = ()
-        self._values: dict[str, int] = {}
+        self._values: dict[str, int | str] = {}
         self._timer: asyncio.TimerHandle | None = None
 
     async def __aenter__(self) -> Heartbeat:
@@ -36,7 +39,7 @@ class Heartbeat:
             details
         ) in activity.info().heartbeat_details:  # of the previous attempt, which includes the values of earlier ones
             if isinstance(details, dict) and isinstance(kept := details.get("kept"), dict):
-                self._values = {name: value for name, value in kept.items() if isinstance(value, int)}
+                self._values = {name: value for name, value in kept.items() if isinstance(value, int | str)}
         self._context = copy_context()  # the activity's: heartbeat() finds its activity there
         self._schedule_tick()
         return self
@@ -52,13 +55,14 @@ class Heartbeat:
         """Set the details of the next heartbeats; shown as the reason of a stuck run."""
         self._details = details
 
-    def get_value(self, name: str) -> int:
-        """Return what :meth:`set_value` stored in this attempt or an earlier one; 0 by default."""
-        return self._values.get(name, 0)
+    def get_value(self, name: str, default: ValueT) -> ValueT:
+        """Return what :meth:`set_value` stored in this attempt or an earlier one, if it has the type of ``default``."""
+        value = self._values.get(name, default)
+        return value if isinstance(value, type(default)) else default
 
-    def set_value(self, name: str, value: int) -> None:
+    def set_value(self, name: str, value: int | str) -> None:
         """Store ``value`` for this attempt and the next ones."""
-        if self._values.get(name, 0) != value:
+        if self._values.get(name) != value:
             self._values[name] = value
             self._context.run(self._send)
 
@@ -95,13 +99,13 @@ def report_waiting(reason: str) -> None:
         current.set_details(*([{"waiting": reason}] if reason else []))
 
 
-def get_attempt_value(name: str) -> int | None:
+def get_attempt_value(name: str, default: ValueT) -> ValueT | None:
     """Return the value that the attempts of the current activity stored under ``name``; None outside an activity."""
     current = _current_heartbeat.get()
-    return None if current is None else current.get_value(name)
+    return None if current is None else current.get_value(name, default)
 
 
-def set_attempt_value(name: str, value: int) -> bool:
+def set_attempt_value(name: str, value: int | str) -> bool:
     """Store ``value`` for the current activity's next attempts. Return whether there is an activity."""
     if (current := _current_heartbeat.get()) is not None:
         current.set_value(name, value)
@@ -115,7 +119,7 @@ def measure_agent_missing(error: Exception) -> float:
         return 0.0
     now, since = activity.info().started_time.timestamp(), 0
     if isinstance(error, AgentNotFoundError):
-        since = current.get_value(_AGENT_MISSING_SINCE) or int(now)
+        since = current.get_value(_AGENT_MISSING_SINCE, 0) or int(now)
     current.set_value(_AGENT_MISSING_SINCE, since)
     return now - since if since else 0.0
 

@@ -11,6 +11,7 @@ from typing import TypeVar
 from ..errors import (
     AgentNotFoundError,
     ContextLengthError,
+    ModelSlipError,
     NewerStateError,
     PerdureError,
     ProviderError,
@@ -73,7 +74,7 @@ class BudgetStage:
         """Count the failed attempts, and ``more``: each request of this one, but for the one whose error asks for a
         wait that is obeyed."""
         call_id = call.owner.rpartition("/")[0]
-        counted = get_attempt_value(FAILED_ATTEMPTS_KEY)
+        counted = get_attempt_value(FAILED_ATTEMPTS_KEY, 0)
         failed = (self._failed_attempts.get(call_id, 0) if counted is None else counted) + more
         if not set_attempt_value(FAILED_ATTEMPTS_KEY, failed):
             self._failed_attempts[call_id] = failed
@@ -140,6 +141,8 @@ TOOLSET_ATTEMPTS = 7
 restarting."""
 SILENT_ATTEMPTS = 3
 """Attempts with ``ProviderTimeoutError`` before the run fails with it: every attempt may have been paid for."""
+SLIP_ATTEMPTS = 5
+"""Attempts with ``ModelSlipError`` before the run fails with it: every attempt is paid for."""
 UNEXPECTED_ATTEMPTS = 5
 """Attempts with an error other than a ``PerdureError``, or with a bare ``ProviderError`` of an author's provider,
 before the run fails with it."""
@@ -180,6 +183,7 @@ def decide_retry(error: Exception, attempt: int, missing: float = 0.0) -> RetryD
     max_attempts = {
         ProviderError: UNEXPECTED_ATTEMPTS,  # of unknown kind
         ProviderTimeoutError: SILENT_ATTEMPTS,
+        ModelSlipError: SLIP_ATTEMPTS,
         ToolsetError: TOOLSET_ATTEMPTS,
     }.get(type(error))
     if not isinstance(error, PerdureError):

@@ -309,6 +309,8 @@ class Arguments:
             except Exception as field_error:
                 first_line = str(field_error).partition("\n")[0]
                 hint = "Use plain types, Literal, enums, dataclasses, TypedDicts or pydantic models."
+                if "typing_extensions.TypedDict" in str(field_error):  # what pydantic says before Python 3.12
+                    hint = "Import TypedDict from typing_extensions, which is installed with perdure."
                 reason = f"the type hint of {self._names[field_name]!r} has no JSON Schema: {first_line}"
                 return self._function.build_error(reason, hint)
         return self._function.build_error(f"its parameters have no JSON Schema: {error}", "Use plain types.")

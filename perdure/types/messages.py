@@ -238,6 +238,8 @@ class Message(Data):
     cost_usd: float | None = None
     replaces: Replaced | None = None
     """For the first message of a rewritten conversation: the conversation before."""
+    request_id: str | None = Field(default=None, exclude_if=operator.not_)
+    """For a reply: the API's id of the request, which its support asks for."""
     withheld: tuple[Withheld, ...] = ()
     """For a reply: all earlier content that the model was not given, because its API had refused it."""
 
@@ -570,9 +572,7 @@ def _find_file_field_flaw(media_type: str, url: str | None, name: str | None) ->
 
 
 def _guess_type_from_name(name: str | None) -> str | None:
-    if not isinstance(name, str):
-        return None
-    suffix = PurePosixPath(name).suffix.lower()
+    suffix = PurePosixPath(name).suffix.lower() if isinstance(name, str) else ""
     return _MEDIA_TYPES_BY_SUFFIX.get(suffix) or _load_python_mime_types().get(suffix)
 
 

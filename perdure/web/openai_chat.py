@@ -20,7 +20,9 @@ from starlette.responses import Response
 from ..errors import PerdureError, RunCancelledError, build_error
 from ..types.events import (
     ConversationCompacted,
+    ErrorEvent,
     Event,
+    MessageInjected,
     ModelCompleted,
     ModelDelta,
     ModelRetracted,
@@ -47,7 +49,7 @@ from .openai_requests import (
 from .openai_sessions import Acted, act, claim_key, shows_texts
 from .operations import Call
 from .problems import WebError
-from .sse import HEADERS, EventStream, encode_frame
+from .sse import HEADERS, EventStream, begin_stream, encode_frame
 from .turns import (
     EventTexts,
     OpenWait,
@@ -63,6 +65,8 @@ WAITS_HEADER = "X-Perdure-Waits"
 """Ids of the calls that wait for a person, of an answer that is not streamed."""
 ANSWER_SECONDS = 600.0
 """Longest time of an answer that is not streamed."""
+BEGIN_SECONDS = 3.0
+"""How long a stream waits for the turn's first step: what fails before has a status, as without a stream."""
 _HEADER_CHARS = 4_000
 _OWN = frozenset({"messages", "model", "response_format", "store", "stream", "tools"})
 _FINISH_REASONS = {
@@ -221,9 +225,13 @@ async def create_chat_completion(call: Call) -> Response:
     completion = _Completion(acted, is_live=streams, includes_usage=includes_usage)
     if not streams:
         return await _answer_whole(call, completion)
-    stream = EventStream(
-        _stream(call, completion), on_close=call.hold_stream(), build_break=build_break, check=call.is_current
-    )
+    release = call.hold_stream()
+    try:
+        frames = await begin_stream(_stream(call, completion), BEGIN_SECONDS)
+    except BaseException:
+        release()
+        raise
+    stream = EventStream(frames, on_close=release, build_break=build_break, check=call.is_current)
     stream.headers.update(encode_session_header(acted.session_name))
     return stream
 
@@ -279,10 +287,13 @@ class _Completion:
 
 async def _stream(call: Call, completion: _Completion) -> AsyncGenerator[bytes]:
     translator, acted, waits = completion.translator, completion.acted, list[OpenWait]()
-    texts = EventTexts(call.client)
-    yield _encode(completion.build_chunk({"role": "assistant", "content": ""}))
+    texts, begun = EventTexts(call.client), False
+    begin = _encode(completion.build_chunk({"role": "assistant", "content": ""}))
     async with aclosing(follow_turn(call, acted)) as events:
         async for event in events:
+            if not begun and not isinstance(event, TurnEvent | RunEvent | MessageInjected | ErrorEvent):
+                begun = True
+                yield begin
             if isinstance(event, list):
                 waits = [await texts.load_wait(wait) for wait in event]
             elif added := translator.feed(event):
@@ -291,6 +302,8 @@ async def _stream(call: Call, completion: _Completion) -> AsyncGenerator[bytes]:
         await completion.read_end()
         if (error := translator.find_error()) is not None:
             raise error
+    if not begun:
+        yield begin
     for index, tool_call in enumerate(build_tool_calls(waits)):
         yield _encode(completion.build_chunk({"tool_calls": [{"index": index, **tool_call}]}))
     yield _encode(completion.build_chunk({}, translator.find_finish_reason(waits), perdure=completion.describe(waits)))

@@ -21,8 +21,9 @@ from typing import Any, Literal, TypeGuard, cast
 from starlette.requests import Request as HTTPRequest
 from starlette.responses import JSONResponse, Response
 
-from ..errors import PerdureError
+from ..errors import PerdureError, SettingsError
 from ..providers.history import import_messages
+from ..providers.settings import PROVIDERS_WITH_SETTINGS, check_canonical_settings, find_setting_flaw
 from ..types.approvals import COMMENT_CHARS
 from ..types.messages import FilePart, Message, Part, TextPart
 from ..types.run_ids import get_root_id
@@ -180,6 +181,8 @@ def read_parameters(body: Mapping[str, Any], own: frozenset[str]) -> dict[str, A
             setting, types = _SETTINGS[name]
             if not isinstance(value, types) or isinstance(value, bool):
                 raise ParameterError(f"{name} has another type", name, code="invalid_type")
+            if (shape := find_setting_flaw(setting, value)) is not None:
+                raise ParameterError(f"{name} must be {shape}, not {value!r:.100}", name)
             settings[setting] = value
         elif name not in _DEFAULTS:
             raise ParameterError(f"Unknown parameter: {name!r:.100}", name[:100], code="unknown_parameter")
@@ -187,6 +190,18 @@ def read_parameters(body: Mapping[str, Any], own: frozenset[str]) -> dict[str, A
             hint = f"Leave it out, or send {_DEFAULTS[name][0]!r}." if _DEFAULTS[name] else "Leave it out."
             raise ParameterError(f"Unsupported value of {name}", name, code="unsupported_parameter", hint=hint)
     return settings
+
+
+def check_model_settings(settings: Mapping[str, Any], definition: Mapping[str, Any]) -> None:
+    """Refuse what a provider of the agent does not have, before a stream begins; of providers that only its workers
+    know, these do."""
+    for model in definition.get("models") or ():
+        provider = str(model).partition(":")[0]
+        for name in settings if provider in PROVIDERS_WITH_SETTINGS else ():
+            try:
+                check_canonical_settings(provider, {name: settings[name]})
+            except SettingsError as error:
+                raise ParameterError(error.message, name, code="unsupported_parameter", hint=error.hint) from None
 
 
 def read_tools(body: Mapping[str, Any]) -> list[dict[str, Any]] | None:
@@ -261,7 +276,8 @@ class Request:
     tools: list[dict[str, Any]] | None = None
     settings: dict[str, Any] = field(default_factory=dict)
     content: list[TextPart | FilePart] | None = None
-    """What the user says; None if the request only answers calls."""
+    """What the user says, maybe nothing; None if the request says nothing: it answers calls, or its conversation ends
+    with another's message and is to go on."""
     history: list[Message] = field(default_factory=list)
     """The conversation before, for a new session."""
     system: str | None = None
@@ -284,31 +300,78 @@ def read_messages(request: Request, format: Format, messages: Sequence[Any], *, 
     for index, message in enumerate(messages):
         if not isinstance(message, dict):
             raise ParameterError(f"{name}[{index}] is not an object", f"{name}[{index}]", code="invalid_type")
+    if format == "openai":
+        messages = _convert_functions(messages)
     start = max((index + 1 for index, message in enumerate(messages) if _is_reply(message)), default=0)
     tail = messages[start:]
     for index, message in enumerate(tail, start):
         kind, role = message.get("type", "message"), message.get("role")
         if kind == "message" and role not in ("user", "tool", "system", "developer"):
             raise ParameterError(f"{name}[{index}] has a role that is unknown", f"{name}[{index}].role")
-    request.answers = [answer for message in tail if (answer := _read_answer(message)) is not None]
+        if role == "user" and message.get("content") is None:
+            raise ParameterError(f"{name}[{index}] has no content", f"{name}[{index}].content", code="missing")
+    is_new = request.session is None and not all_new
+    past_calls = _list_past_calls(messages[:start]) if is_new else frozenset()
+    request.answers = [answer for message in tail if (answer := _read_answer(message, past_calls)) is not None]
     users = [index for index, message in enumerate(tail) if message.get("role") == "user"]
+    is_spoken = _find_last_role(tail) == "user"
+    if request.answers and past_calls:  # of a conversation of this service: no call of it is another's
+        for message in tail:
+            _read_answer(message)
+    elif not is_spoken and not request.answers:
+        if not is_new:
+            raise ParameterError(
+                f"The last of {name} is neither the user's nor the result of a call of this service", name,
+                hint="The session has the messages before: send what is new.",
+            )  # fmt: skip
+        users = []
     wanted = users if all_new else users[-1:]
-    imported = import_messages(format, [tail[index] for index in wanted]) if wanted else None
-    if imported is not None:
+    if wanted:
+        imported = import_messages(format, [tail[index] for index in wanted])
         parts = [part for message in imported.messages for part in message.parts]
         request.content = [part for part in parts if isinstance(part, FilePart) or _is_text(part)]
-    if not request.answers and (not request.content or (tail and tail[-1].get("role") in ("tool", "assistant"))):
-        raise ParameterError(
-            f"The last of {name} is neither the user's nor the result of a call of this service", name,
-            hint="Send ids of calls and approvals as they were received.",
-        )  # fmt: skip
+    if request.answers:
+        request.content = request.content or None
     system = [message for message in messages if message.get("role") in ("system", "developer")]
     if system:
         prompt = import_messages(format, system).system
         request.system = "\n\n".join(text for text in (request.system, prompt) if text) or None
     if not request.answers and request.session is None:
-        before = [item for item in messages[: start + wanted[0]] if item.get("role") not in ("system", "developer")]
+        end = start + wanted[0] if wanted else len(messages)
+        before = [item for item in messages[:end] if item.get("role") not in ("system", "developer")]
         request.history = import_messages(format, list(_convert_items(before))).messages
+
+
+def _find_last_role(messages: Sequence[Mapping[str, Any]]) -> str | None:
+    roles = [message.get("role") or message.get("type") for message in messages]
+    return next((role for role in reversed(roles) if role not in ("system", "developer")), None)
+
+
+def _list_past_calls(messages: Sequence[Mapping[str, Any]]) -> frozenset[str]:
+    """Return the ids of the calls in messages of an earlier conversation, which need not have been this service's."""
+    calls = [message.get("call_id") for message in messages if message.get("type") == "function_call"]
+    for message in messages:
+        entries = message.get("tool_calls") if message.get("role") == "assistant" else None
+        calls += [entry.get("id") for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
+    return frozenset(call for call in calls if isinstance(call, str) and decode_wait_id(call) is None)
+
+
+def _convert_functions(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return messages whose calls of functions, as the API had them before tools, are calls of tools."""
+    converted: list[dict[str, Any]] = []
+    call_id: str | None = None
+    for index, message in enumerate(messages):
+        given = message.get("function_call")
+        if message.get("role") == "assistant" and isinstance(given, dict) and not message.get("tool_calls"):
+            call_id = f"function_{index}"
+            call = {"id": call_id, "type": "function", "function": given}
+            converted.append({**message, "function_call": None, "tool_calls": [call]})
+        elif message.get("role") == "function":
+            converted.append({"role": "tool", "tool_call_id": call_id, "content": message.get("content")})
+            call_id = None
+        else:
+            converted.append(message)
+    return converted
 
 
 def _is_text(part: Part) -> TypeGuard[TextPart]:
@@ -343,7 +406,8 @@ def _read_error(error: Any) -> str:
     return _join_texts(error.get("content")) if isinstance(error, dict) else "(left out: it is long)"
 
 
-def _read_answer(message: Mapping[str, Any]) -> Answer | None:
+def _read_answer(message: Mapping[str, Any], past_calls: frozenset[str] = frozenset()) -> Answer | None:
+    """Return the answer in a message, if it has one. A result of one of the ``past_calls`` is a part of the history."""
     kind, role = message.get("type"), message.get("role")
     if kind == "mcp_approval_response":
         given, approve = message.get("approval_request_id"), message.get("approve")
@@ -357,6 +421,8 @@ def _read_answer(message: Mapping[str, Any]) -> Answer | None:
     else:
         return None
     found = decode_wait_id(given) if isinstance(given, str) else None
+    if found is None and approve is None and given in past_calls:
+        return None
     if found is None:
         raise build_unknown_call_error(str(given))
     return Answer(str(given), *found, approve=approve, text=text[:COMMENT_CHARS] if approve is not None else text)

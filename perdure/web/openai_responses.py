@@ -91,7 +91,7 @@ def _read_request(body: dict[str, Any]) -> Request:
         )  # fmt: skip
     reasoning = body.get("reasoning")
     if isinstance(reasoning, dict) and reasoning.get("effort") is not None:
-        settings["reasoning_effort"] = reasoning["effort"]
+        settings |= read_parameters({"reasoning_effort": reasoning["effort"]}, frozenset())
     form = body.get("text")
     kind = form.get("format") if isinstance(form, dict) else None
     request = Request(read_text(body, "model"), None, read_tools(body), settings)

@@ -36,6 +36,7 @@ from .openai_requests import (
     Request,
     UnknownModelError,
     build_unknown_call_error,
+    check_model_settings,
 )
 from .operations import KEY_CHARS, Call
 from .problems import WebError
@@ -158,6 +159,7 @@ async def act(call: Call, request: Request) -> Acted:
         await call.record_refusal("openai", "agent", error, agent[:200])
         raise
     _check_form(*request.form, definition)
+    check_model_settings(request.settings, definition)
     scoped = replace(call, params={"agent": agent})
     if not request.answers:
         return await _send(scoped, request, session, definition)
@@ -349,6 +351,8 @@ async def _build_message(call: Call, request: Request, session: str, definition:
     parts: list[Any] = [part.text if isinstance(part, TextPart) else part for part in content]
     if request.system and not await _has_system(call, session, request.system):
         parts.insert(0, EngineText(f"{enclose_text('system', request.system)}\n\n"))
+    if not parts:  # the model is asked to go on
+        return ""
     return parts[0] if len(parts) == 1 and isinstance(parts[0], str) else parts
 
 

@@ -146,6 +146,33 @@ class EventStream(EventSourceResponse):
                 self._on_close()
 
 
+async def begin_stream(frames: AsyncGenerator[bytes], seconds: float) -> AsyncGenerator[bytes]:
+    """Wait for the first of the frames, at most some seconds, and return all of them: what fails before the first frame
+    is raised here, where it still can have a status."""
+    first = asyncio.ensure_future(anext(frames))
+    try:
+        await asyncio.wait([first], timeout=seconds)
+        if first.done() and first.exception() is not None:
+            first.result()
+    except BaseException:
+        first.cancel()
+        await asyncio.gather(first, return_exceptions=True)
+        await frames.aclose()
+        raise
+    return _continue_stream(first, frames)
+
+
+async def _continue_stream(first: asyncio.Future[bytes], frames: AsyncGenerator[bytes]) -> AsyncGenerator[bytes]:
+    try:
+        yield await first
+        async for frame in frames:
+            yield frame
+    finally:
+        first.cancel()
+        await asyncio.gather(first, return_exceptions=True)
+        await frames.aclose()
+
+
 class StreamLimit:
     """The time until which a stream may last: :meth:`set` ends it at once, when the server shuts down."""
 

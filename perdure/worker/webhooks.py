@@ -114,7 +114,7 @@ class WebhookActivity:
 
     async def _deliver(self, task: WebhookTask) -> dict[str, Any]:
         # Temporal counts its own attempts, and among them those that were lost to the store or with a worker.
-        attempt = (get_attempt_value(_FAILURES_KEY) or 0) + 1
+        attempt = (get_attempt_value(_FAILURES_KEY, 0) or 0) + 1
         webhook = await self._store.get_webhook(task.webhook_id)
         if webhook is None:
             return {"outcome": "stopped", "error": "the subscription was deleted"}

@@ -19,6 +19,7 @@ from perdure.errors import (
     BadRequestError,
     ContextLengthError,
     DefinitionError,
+    ModelSlipError,
     ProviderServerError,
     SettingsError,
     TruncatedStreamError,
@@ -231,18 +232,30 @@ async def test_a_broken_call_of_the_model_is_another_attempt(engine: Engine, in_
         "code": "tool_use_failed",
         "failed_generation": "<function=weather",
     }
-    attempts = 0
 
     def rule(body: Body) -> Any:
-        nonlocal attempts
-        attempts += 1
-        if attempts > 1:
+        if body["messages"][-1]["content"] != "Rome?":
             return chat("Clear.")
         return [{"error": {**error, "status_code": 400}}] if in_stream else (400, {"error": error})
 
     async with serve(rule) as server:
         assert await answer(engine, Agent("a", server.chat(), tools=[weather])) == "Clear."
-        assert attempts == 2
+        first, second = server.bodies
+        assert second["messages"][:-1] == first["messages"]
+        told = second["messages"][-1]
+        assert told["role"] == "user"
+        assert "thrown away" in told["content"]
+        assert "<function=weather" in told["content"]
+
+
+async def test_a_model_that_slips_each_time_fails_the_run(engine: Engine) -> None:
+    error = {"message": "Failed to call a function.", "code": "tool_use_failed", "failed_generation": "<" * 10_000}
+    async with serve(lambda _: (400, {"error": error})) as server:
+        with pytest.raises(ModelSlipError, match="Failed to call a function"):
+            await answer(engine, Agent("a", server.chat(), tools=[weather]))
+        assert len(server.bodies) == 5
+        assert [len(body["messages"]) for body in server.bodies] == [1, 2, 2, 2, 2]
+        assert max(len(body["messages"][-1]["content"]) for body in server.bodies) < 1_000
 
 
 # ---
@@ -528,3 +541,29 @@ async def test_translated_arguments_come_back_from_a_claude_that_refused_cache_m
         completed = await complete(server.claude(), system="Be brief.", tools=[FIND])
     assert list_calls(completed) == WANTED
     assert completed.requests == 2
+
+
+async def test_the_id_of_a_request_stays_with_its_reply(engine: Engine) -> None:
+    whole = {"choices": [{"message": {"role": "assistant", "content": "Clear."}, "finish_reason": "stop"}]}
+    async with serve(lambda _: (200, whole, {"x-request-id": "req_9"})) as server:
+        agent = Agent("a", server.chat())
+        async with engine.served(agent) as client:
+            run = await client.start(agent, "Rome?")
+            await run.result()
+            assert [message.request_id for message in await run.transcript()] == [None, "req_9"]
+
+
+async def test_a_server_that_does_not_stream_is_asked_for_the_whole_reply(engine: Engine) -> None:
+    def rule(body: Body) -> Any:
+        if body.get("stream"):
+            return refusal("Unsupported value: 'stream' does not support true with this model.")
+        assert "stream_options" not in body
+        called = any(message["role"] == "tool" for message in body["messages"])
+        asked = {"tool_calls": [call("c1")], "content": None}
+        message = {"role": "assistant", **({"content": "Clear."} if called else asked)}
+        return 200, {"choices": [{"message": message, "finish_reason": "stop"}]}
+
+    async with serve(rule) as server:
+        assert await answer(engine, Agent("a", server.chat(), tools=[weather])) == "Clear."
+        assert [body.get("stream") for body in server.bodies] == [True, None, None]
+        assert await answer(engine, Agent("b", server.chat(streaming=False), tools=[weather])) == "Clear."

@@ -112,8 +112,8 @@ class Messages(WireFormat):
             yield {"type": "content_block_stop", "index": index}
         told = {key: value for key, value in usage.items() if key != "input_tokens"}
         delta = {"stop_reason": ended["stop_reason"], "stop_sequence": None}
-        yield {"type": "message_delta", "delta": delta, "usage": told}
         if reply.done:
+            yield {"type": "message_delta", "delta": delta, "usage": told}
             yield {"type": "message_stop"}
 
 

@@ -13,7 +13,8 @@ import pytest
 from openai import AsyncOpenAI
 from pydantic import BaseModel
 
-from perdure import Agent, Client, ToolContext, tool
+from perdure import Agent, Client, ToolContext, register_provider, tool
+from perdure.providers import Anthropic
 from perdure.testing import ScriptedProvider, call
 from perdure.web.auth import Caller
 from tests.support.engine import Engine
@@ -269,7 +270,11 @@ async def test_wrong_requests_raise_the_errors_of_the_sdk(engine: Engine) -> Non
             ({"response_format": {"type": "json_object"}}, "response_format"),
             ({"tools": [{"type": "custom", "custom": {"name": "x"}}]}, "tools[0]"),
             ({"messages": []}, "messages"),
-            ({"messages": [{"role": "assistant", "content": "x"}]}, "messages"),
+            ({"messages": [{"role": "user"}]}, "messages[0].content"),
+            ({"stop": []}, "stop"),
+            ({"stop": [""], "stream": True}, "stop"),
+            ({"max_completion_tokens": 0, "stream": True}, "max_completion_tokens"),
+            ({"reasoning_effort": "enormous", "stream": True}, "reasoning_effort"),
             ({"messages": [{"role": "tool", "tool_call_id": "call_x", "content": "x"}]}, "input"),
             ({"stream": "yes"}, "stream"),
         ]
@@ -297,6 +302,31 @@ async def test_wrong_requests_raise_the_errors_of_the_sdk(engine: Engine) -> Non
         assert {row.by for row in refusals} == {"bob", "eve"}
         ignored = {"user": "u", "metadata": {"a": "b"}, "store": True, "temperature": 0.2, "n": 1}
         assert (await ai.chat.completions.create(**hello, extra_body=ignored)).choices[0].message.content == "Hello."
+
+
+async def test_a_setting_that_the_agents_provider_does_not_have_is_refused_before_a_stream_begins(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ANTHROPIC_API_KEY", "k")
+    agent = Agent("helper", "anthropic:claude-sonnet-4-5", caller_overrides=["settings.seed"])
+    async with engine.served(agent) as client, connected(client) as access:
+        for streams in (False, True):
+            with pytest.raises(openai.BadRequestError, match="has no setting 'seed'"):
+                await access.sdk().chat.completions.create(
+                    model="helper", messages=[{"role": "user", "content": "hi"}], seed=1, stream=streams
+                )
+
+
+async def test_what_fails_before_the_first_step_has_a_status_also_with_a_stream(engine: Engine) -> None:
+    """Only the workers know what this provider takes."""
+    register_provider("house", Anthropic(base_url="http://127.0.0.1:1", api_key="k"))
+    agent = Agent("helper", "house:m", caller_overrides=["settings.seed"])
+    async with engine.served(agent) as client, connected(client) as access:
+        for streams in (False, True):
+            with pytest.raises(openai.BadRequestError, match="has no setting 'seed'"):
+                await access.sdk().chat.completions.create(
+                    model="helper", messages=[{"role": "user", "content": "hi"}], seed=1, stream=streams
+                )
 
 
 async def read_audit(client: Client) -> list[Any]:

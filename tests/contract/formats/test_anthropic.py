@@ -15,6 +15,7 @@ from perdure.errors import (
     ProviderError,
     ProviderServerError,
     SettingsError,
+    TruncatedStreamError,
 )
 from perdure.ports import Completed, ModelRequest, StreamEvent, TextDelta, ToolCallDelta, ToolSpec
 from perdure.providers.anthropic import Anthropic
@@ -585,3 +586,69 @@ def test_settings_that_fit() -> None:
     )
     Anthropic.check_settings({"reasoning_effort": "high", "seed": None}, {"service_tier": "auto"})
     assert asked(encode("claude-sonnet-4-6", settings={"temperature": 0.5, "top_k": 3}))["top_k"] == 3
+
+
+# ---
+# One call, as servers that speak the format send it.
+
+USE: dict[str, Any] = {"type": "tool_use", "id": "t1", "name": "pay", "input": {}}
+STOP: dict[str, Any] = {"type": "content_block_stop", "index": 0}
+END: list[dict[str, Any]] = [
+    {"type": "message_delta", "delta": {"stop_reason": "tool_use"}, "usage": {}},
+    {"type": "message_stop"},
+]
+
+
+def start(**changes: Any) -> dict[str, Any]:
+    return {"type": "content_block_start", "index": 0, "content_block": USE | changes}
+
+
+def json_delta(text: str) -> dict[str, Any]:
+    return {"type": "content_block_delta", "index": 0, "delta": {"type": "input_json_delta", "partial_json": text}}
+
+
+PAY = '{"amount": 5}'
+ONE_CALL: dict[str, list[dict[str, Any]]] = {
+    "as Anthropic sends it": [start(), json_delta('{"amount"'), json_delta(": 5}"), STOP, *END],
+    "the input as text": [start(input=PAY), STOP, *END],
+    "the input whole, and again": [start(input={"amount": 5}), json_delta(PAY), STOP, *END],
+    "a block begun twice": [start(), start(), json_delta(PAY), STOP, *END],
+    "a block begun twice, then with its input": [start(), start(input={"amount": 5}), STOP, *END],
+    "an empty block, and then the call": [start(), STOP, start(), json_delta(PAY), STOP, *END],
+    "the call, and then an empty block": [start(), json_delta(PAY), STOP, start(), STOP, *END],
+    "no index": [
+        *({k: v for k, v in event.items() if k != "index"} for event in (start(), json_delta(PAY), STOP)),
+        *END,
+    ],
+    "no stop of the block": [start(), json_delta(PAY), *END],
+    "no stop of the message": [start(), json_delta(PAY), STOP, END[0]],
+}
+
+
+@pytest.mark.parametrize("form", ONE_CALL)
+def test_one_call_is_one(form: str) -> None:
+    reply = AnthropicReply("api.test", HERE)
+    for event in ONE_CALL[form]:
+        [*reply.feed(event)]
+    [call] = reply.complete().parts
+    assert isinstance(call, ToolCallPart)
+    assert (call.id, call.name, call.arguments, call.malformed) == ("t1", "pay", {"amount": 5}, None)
+
+
+def test_two_calls_under_one_index_are_two() -> None:
+    reply = AnthropicReply("api.test", HERE)
+    for event in (start(), STOP, start(id="t2"), json_delta(PAY), STOP, *END):
+        [*reply.feed(event)]
+    calls = reply.complete().parts
+    assert [(call.id, call.arguments) for call in calls if isinstance(call, ToolCallPart)] == [
+        ("t1", {}),
+        ("t2", {"amount": 5}),
+    ]
+
+
+def test_a_reply_without_a_stop_reason_was_cut() -> None:
+    reply = AnthropicReply("api.test", HERE)
+    for event in (start(), json_delta(PAY), STOP):
+        [*reply.feed(event)]
+    with pytest.raises(TruncatedStreamError):
+        reply.complete()

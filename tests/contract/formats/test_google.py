@@ -473,3 +473,12 @@ def test_results_are_sent_in_the_order_of_their_calls() -> None:
         encode_request(ModelRequest("gemini-3-pro", [Message.user("hi"), calls, results]), origin="google")
     )
     assert [part["functionResponse"]["id"] for part in body["contents"][2]["parts"]] == ["a", "b"]
+
+
+async def test_a_gateway_may_end_the_stream_as_openai_does(ask: Api) -> None:
+    chunks = [b"data: " + json.dumps(chunk({"text": "Hello."}, finish="STOP")).encode() + b"\n\n", b"data: [DONE]\n\n"]
+    assert (await ask.reply(Reply(chunks=chunks))).parts == (TextPart(text="Hello."),)
+    with pytest.raises(TruncatedStreamError):
+        await ask(
+            Reply(chunks=[b"data: " + json.dumps(chunk({"text": "Hel"})).encode() + b"\n\n", b"data: [DONE]\n\n"])
+        )

@@ -99,6 +99,14 @@ async def test_arguments_that_come_at_once_are_streamed_once(ask: Api) -> None:
     assert "".join(d.arguments for d in events if isinstance(d, ToolCallDelta)) == '{"a":1}'
 
 
+async def test_a_gateway_s_word_for_the_last_event(ask: Api) -> None:
+    item = function_call(Call("add", {"a": 1}, id="call_1"))
+    completed = whole(await ask(Reply(chunks=[{"type": "response.done", "response": {"output": [item]}}])))
+    assert [(part.name, part.arguments) for part in completed.parts if isinstance(part, ToolCallPart)] == [
+        ("add", {"a": 1})
+    ]
+
+
 async def test_items_of_built_in_tools_and_unknown_ones_are_kept(ask: Api) -> None:
     novel = {"id": "nv_1", "type": "novelty", "data": {"deep": [1, None, "\ud800"]}}
     cited = message("See there.", annotations=[{"type": "url_citation", "url": "https://x", "title": "X"}])

@@ -412,7 +412,7 @@ def test_usage_has_its_parts() -> None:
         ("error", "network_error", errors.ProviderServerError),
         ("error", None, errors.ProviderServerError),
         (None, "network_error", errors.ProviderServerError),
-        ("stop", "MALFORMED_FUNCTION_CALL", errors.MalformedReplyError),
+        ("stop", "MALFORMED_FUNCTION_CALL", errors.ModelSlipError),
     ],
 )
 def test_the_end_of_a_reply(reason: Any, native: str | None, expected: Any) -> None:

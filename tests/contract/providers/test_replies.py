@@ -28,6 +28,7 @@ from tests.servers.google import chunk
 from tests.servers.google import error_body as google_error
 from tests.servers.model_server import Call, Reply
 from tests.servers.responses import message, reasoning
+from tests.servers.wire import error
 from tests.support.adapters import FORMATS, Api
 
 formats = pytest.mark.parametrize("adapter", FORMATS)
@@ -445,3 +446,25 @@ async def test_a_reply_that_only_thinks_is_a_reply(api: Api) -> None:
     thinks = Reply(thinking="hm", content=[reasoning("hm")] if api.adapter.name == "openai-responses" else None)
     completed = await api.reply(thinks)
     assert [part.text for part in completed.parts if isinstance(part, ThinkingPart)] == ["hm"]
+
+
+# ---
+# The headers of responses.
+
+
+@formats
+async def test_headers_that_tell_of_the_request_and_of_limits_are_kept(api: Api) -> None:
+    told = {"x-request-id": "req_1", "x-ratelimit-remaining-tokens": "7000", "anthropic-ratelimit-requests-limit": "50"}
+    others = {"set-cookie": "session=secret", "server": "x", "x-api-key": "secret"}
+    completed = await api.reply(Reply("Hello.", headers={"X-Ratelimit-Reset": "1" * 5_000, **told, **others}))
+    assert completed.request_id == "req_1"
+    assert completed.headers == {"x-ratelimit-reset": "1" * 200, **told}
+    flooded = {f"x-ratelimit-{index}": "1" for index in range(90)}
+    assert len((await api.reply(Reply("Hello.", headers=flooded))).headers) == 64
+    assert (await api.reply("Hello.")).request_id is None
+
+
+@formats
+async def test_an_error_names_the_request(api: Api) -> None:
+    with pytest.raises(BadRequestError, match=r"\(request req_2\)$"):
+        await api.ask(error(400, "no", request_id="req_2"))

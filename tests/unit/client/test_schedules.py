@@ -44,6 +44,40 @@ def test_what_is_no_timetable(given: Any, says: str) -> None:
         build_schedule_spec(*given)
 
 
+@pytest.mark.parametrize(
+    ("cron", "reason"),
+    [
+        ("0 7 30 2 *", "month 2 has no day 30"),
+        ("0 7 30 FEB *", "month FEB has no day 30"),
+        ("0 7 30-31 2 1-5", "has no day"),
+        ("0 7 31 2,4,6,9,11 *", "has no day"),
+        ("0 7 31 4-6/2 ?", "has no day"),
+        ("CRON_TZ=Europe/Lisbon 0 7 30 2 *", "has no day"),
+        ("0 7 30 2 * # never", "has no day"),
+        ("0 7 1 1 * 2020", "no day that is still to come"),
+        ("0 0 7 29 2 * 2027,2029-2031", "no day that is still to come"),
+        ("0 7 29 2 sun 2028", "no day that is still to come"),  # a Tuesday
+    ],
+)
+def test_a_cron_line_that_is_never_due_is_refused(cron: str, reason: str) -> None:
+    """Also as one of several: who wrote it meant something by it."""
+    for given in (cron, ["0 7 * * *", cron]):
+        with pytest.raises(InvalidInputError, match=f"is never due: .*{reason}"):
+            build_schedule_spec(given, "1h", None)
+
+
+@pytest.mark.parametrize(
+    "cron",
+    [
+        "0 7 29 2 *", "0 7 29 2 MON", "0 7 31 * *", "0 7 31 1-12/2 *", "0 7 30,31 2,4 *", "@daily", "@every 1h",
+        "0 7 * * 7", "0 7 ? * sun-mon", "0 7 1 1 * 2099", "0 0 7 29 2 * *", "0 7 29 2 tue 2028", "*/15 8-18 1,15 * *",
+        "0 7 L * *", "x y z a b",
+    ],
+)  # fmt: skip
+def test_a_cron_line_that_is_due_some_day_or_that_the_server_refuses_is_taken(cron: str) -> None:
+    assert build_schedule_spec(cron, None, None).cron_expressions == [cron]
+
+
 def calendar(**fields: Any) -> ScheduleCalendarSpec:
     """As the server writes ``* * * * *``, but for ``fields``."""
     every = {

@@ -257,3 +257,28 @@ def test_shown_and_kept_text_agree_and_can_be_encoded(text: str, size: int) -> N
     kept.encode()
     assert kept.startswith(shown)
     assert len(kept) - len(shown) <= 1
+
+
+# ---
+# Calls where other servers have them.
+
+
+@pytest.mark.parametrize(
+    "delta",
+    [
+        {"function_call": {"name": "pay", "arguments": '{"n": 5}'}},
+        {"tool_calls": {"index": 0, "id": "c", "function": {"name": "pay", "arguments": '{"n": 5}'}}},
+        {
+            "tool_calls": [{"index": 0, "id": "c", "function": {"name": "pay", "arguments": '{"n": 5}'}}],
+            "function_call": {"name": "pay", "arguments": '{"n": 5}'},
+        },
+    ],
+    ids=["the former field", "no list", "both fields"],
+)
+def test_a_call_in_another_place(delta: dict[str, Any]) -> None:
+    reply = ChatReply("api.test", "openai", "the key")
+    [*reply.feed({"choices": [{"index": 0, "delta": delta}]})]
+    [*reply.feed({"choices": [{"index": 0, "delta": {}, "finish_reason": "function_call"}]})]
+    [call] = reply.complete().parts
+    assert isinstance(call, ToolCallPart)
+    assert (call.name, call.arguments) == ("pay", {"n": 5})

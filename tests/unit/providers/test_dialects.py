@@ -17,6 +17,16 @@ REFUSALS: list[tuple[str, str, str, Any]] = [
     ("openai", "Validation error at #/stream_options: Extra inputs are not permitted", "stream_usage", False),
     ("openai", "{'type': 'extra_forbidden', 'loc': ('body', 'stream_options')}", "stream_usage", False),
     ("openai", "Unknown parameter: 'stream_options.include_usage'.", "stream_usage", False),
+    *(
+        (wire_format, text, "streaming", False)
+        for wire_format in ("openai", "openai-responses", "anthropic")
+        for text in (
+            "Your organization must be verified to stream this model. Please go to: https://x/settings.",
+            "Unsupported value: 'stream' does not support true with this model. Supported values are: false.",
+            "This model doesn't support tool use in streaming mode.",
+            "Streaming is not supported for this model",
+        )
+    ),
     ("openai", "Invalid tool_choice type: 'object'. Supported string values: none, auto", "forced_tool", "required"),
     ("openai", "Thinking mode does not support this tool_choice", "forced_tool", "asked"),
     ("openai", "tool_choice 'specified' is incompatible with thinking enabled", "forced_tool", "asked"),

@@ -44,6 +44,24 @@ def refusal(message: str, **more: Any) -> dict[str, Any]:
     return {"error": {"message": message, "type": "invalid_request_error", "code": None, "param": None, **more}}
 
 
+@pytest.mark.parametrize(
+    "message",
+    [
+        "Invalid 'messages[1].content': string too long. Expected a string with maximum length 1048576",
+        "Input length 140000 exceeds the maximum length 131072",
+        "token count exceeds the model limit",
+        "the length of the content exceeds limit",
+        "The maximum number of tokens is 4096, but you have 5000",
+        "Request body too large for gpt-4o model. Max size: 8000 tokens.",
+        "prompt_tokens_exceeded",
+        "The conversation is too long for this model",
+    ],
+)
+def test_too_long_in_words_that_no_row_has(message: str) -> None:
+    for status in (400, 413, 422):
+        assert type(build_status_error(status, refusal(message), {}, "api.test")) is errors.ContextLengthError
+
+
 @pytest.mark.parametrize("name", TOO_LONG)
 def test_too_long_in_every_wording(name: str) -> None:
     body = refusal(TOO_LONG[name])
@@ -71,6 +89,19 @@ def test_a_request_that_is_larger_than_a_minute_allows_is_too_long() -> None:
         (400, "max_tokens exceeds the limit of 8192", errors.BadRequestError),
         (400, "Tools are too many: 200", errors.BadRequestError),
         (400, "Error in the tool choice", errors.BadRequestError),
+        *(
+            (400, message, errors.BadRequestError)
+            for message in (
+                "max_tokens is too large: 10. This model supports at most 5 completion tokens",
+                "messages.3.content.1.image.source.base64: image exceeds 5 MB maximum: 6000000 bytes > 5242880 bytes",
+                "Invalid 'tools[0].function.description': string too long. Expected a string with maximum length 1024",
+                "Invalid 'messages[2].tool_call_id': string too long. Expected a string with maximum length 40",
+                "Invalid 'input[0].content': array too long. Expected an array with maximum length 100",
+                "content[0].file exceeds the limit of 32 MB",
+                "tools: schema exceeds maximum nesting depth",
+                "tokens per minute limit exceeded",
+            )
+        ),
     ],
 )
 def test_what_is_not_too_long(status: int, message: str, expected: type[errors.ProviderError]) -> None:
@@ -104,9 +135,9 @@ SLIPS = {
 def test_a_slip_of_the_model_is_worth_another_attempt(name: str) -> None:
     for status in (400, 422, 500):
         error = build_status_error(status, SLIPS[name], {}, "api.test")
-        assert type(error) is errors.MalformedReplyError
+        assert type(error) is errors.ModelSlipError
         assert error.retryable
-    assert type(build_stream_error(SLIPS[name], "", "api.test")) is errors.MalformedReplyError
+    assert type(build_stream_error(SLIPS[name], "", "api.test")) is errors.ModelSlipError
 
 
 def test_the_error_says_what_the_model_wrote() -> None:

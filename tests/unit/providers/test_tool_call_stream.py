@@ -61,7 +61,7 @@ def test_the_table_is_total_and_each_row_is_reached() -> None:
 PAY = ("pay", {"n": 5})
 EXAMPLES: dict[str, tuple[list[Entry | list[Entry]], list[tuple[str, Any]]]] = {
     "the reply's first piece": ([piece(0, "a", "pay", '{"n": 5}')], [PAY]),
-    "as every server sends its pieces": ([piece(0, "a", "pay", '{"n"'), piece(0, ..., ..., ": 5}")], [PAY]),
+    "as all servers do": ([piece(0, "a", "pay", '{"n"'), piece(0, ..., ..., ": 5}")], [PAY]),
     "an index for each piece: a rest begins no call": (
         [piece(0, "a", "pay", '{"n"'), piece(1, "a", "pay", ": 5}")],
         [PAY],
@@ -131,7 +131,11 @@ EXAMPLES: dict[str, tuple[list[Entry | list[Entry]], list[tuple[str, Any]]]] = {
         [piece(0, "a", "pay", '{"n": 5}'), piece(0, "b", "pay", '{"n": 5}')],
         [PAY, PAY],
     ),
-    "whole calls without ids": ([piece(0, ..., "pay", "{}"), piece(0, ..., "pay", '{"n": 5}')], [("pay", {}), PAY]),
+    "whole calls without ids, in one list": (
+        [[piece(0, ..., "pay", "{}"), piece(0, ..., "pay", '{"n": 5}')]],
+        [("pay", {}), PAY],
+    ),
+    "its name comes last": ([piece(0, "a", ..., '{"n": 5}'), piece(0, "a", "pay", "")], [PAY]),
     "an empty object in front of the arguments": (
         [piece(0, "a", "pay", "{}"), piece(0, ..., ..., '{"n"'), piece(0, ..., ..., ": 5}")],
         [PAY],
@@ -213,6 +217,19 @@ OTHERS: dict[str, tuple[list[Entry | list[Entry]], list[tuple[str, Any]]]] = {
     "true is not 1": (
         [piece(0, "", "pay", '{"n": 1}'), piece(0, "", "pay", '{"n": true}')],
         [("pay", {"n": 1}), ("pay", {"n": True})],
+    ),
+    "an empty object in front, no ids, the name in each piece": (
+        [piece(0, "", "pay", "{}"), piece(0, "", "pay", '{"n": 5}'), piece(0, "", "pay", "")],
+        [PAY],
+    ),
+    "a name with blanks": ([piece(0, "a", " pay ", '{"n": 5}')], [PAY]),
+    "the name behind the arguments, in pieces of them": (
+        [piece(0, "a", ..., '{"n"'), piece(0, ..., "pay", ": 5}"), piece(0, ..., "pay", "")],
+        [PAY],
+    ),
+    "no name at all, and then a call with one": (
+        [piece(0, ..., ..., '{"n": 6}'), piece(0, ..., "pay", '{"n": 5}')],
+        [("", {"n": 6}), PAY],
     ),
     "nothing": ([piece(..., ..., ..., ...), piece(0, None, None, None), piece(1, "", "", "")], []),
 }
@@ -362,7 +379,7 @@ def is_ambiguous(dialect: Dialect, calls: Sequence[tuple[str, dict[str, Any]]]) 
     ):
         return True
     if dialect.ids in ("none", "empty") and dialect.name_in_each and dialect.empty_first:
-        return True  # two whole calls without ids, one of them without arguments, or one
+        return any(not arguments for _, arguments in calls) or len(set(texts)) < len(texts)
     if dialect.index != "own" and dialect.ids == "first" and dialect.name_in_each and dialect.empty_first:
         return len(set(texts)) < len(texts)  # the first call again, or the arguments of the last one
     is_blank = dialect.nothing in ("", None, []) and any(not arguments for _, arguments in calls)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
 from perdure import Agent, tool
-from perdure.ports import ListedTool, ToolSpec
+from perdure.ports import Completed, ListedTool, ToolSpec
 from perdure.providers.tool_schemas import (
     ANTHROPIC,
     GOOGLE,
@@ -26,6 +26,7 @@ from perdure.providers.tool_schemas import (
     translate_tool,
     translate_tools,
 )
+from perdure.types.messages import ToolCallPart
 from tests.servers.tool_schemas import FLAWS, explain, find_anthropic_flaws, find_google_flaws, find_openai_flaws
 from tests.support.tool_schemas import NUMBER, ODD, TEXT
 
@@ -394,3 +395,21 @@ def test_arguments_that_fit_survive_the_round_trip(
     problems = [error.message for error in Draft202012Validator(parameters).iter_errors(sent)]
     assert not problems, f"{problems}\n{explain(schema)}\n→ {explain(wire.parameters)}"
     assert wire.restore_arguments(sent) == arguments
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        *(("pay", "pay"), ("functions.pay", "pay"), ("functions.pay:0", "pay"), ("default_api.pay", "pay")),
+        *(("pay<|channel|>commentary", "pay"), (" tools:pay ", "pay"), ("functions.x", "functions.x")),
+        *(("functions.a_b", "a.b"), ("functions.functions_pay", "functions.pay"), ("a_b", "a.b")),
+    ],
+)
+def test_a_name_in_the_wrapping_of_a_model_s_own_format(name: str, meant: str) -> None:
+    specs = [ToolSpec(own, "", {"type": "object", "properties": {}}) for own in ("pay", "a.b", "functions.pay")]
+    tools = translate_tools(OPENAI, specs)
+    wire = {tool.spec.name: tool.name for tool in tools.offered}
+    name = name.replace("a_b", wire["a.b"]).replace("functions_pay", wire["functions.pay"])
+    restored = tools.restore(Completed((ToolCallPart(id="c", name=name, arguments={}),)))
+    assert isinstance(restored, Completed)
+    assert [part.name for part in restored.parts if isinstance(part, ToolCallPart)] == [meant]

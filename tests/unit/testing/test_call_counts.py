@@ -21,7 +21,7 @@ from perdure import Agent, tool
 from perdure.testing import call, scripted
 from perdure.testing.provider import Reply
 
-CALLS_OF_ITERATION = 1080
+CALLS_OF_ITERATION = 1125
 CALLS_OF_INLINE_ITERATION = 830
 CALLS_OF_PIECE = 10
 TOLERANCE = 1.05

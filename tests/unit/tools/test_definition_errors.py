@@ -5,8 +5,9 @@ from __future__ import annotations
 import functools
 import re
 import socket
+import sys
 from collections.abc import AsyncIterator, Callable, Iterator
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, TypedDict
 
 import pytest
 from pydantic import BaseModel, Field
@@ -80,6 +81,13 @@ class Method:
     def run(self, x: int) -> None: ...
 
 
+class OldTypedDict(TypedDict):
+    x: int
+
+
+def old_typed_dict(x: OldTypedDict) -> None: ...
+
+
 FUNCTIONS: list[tuple[Any, str, str]] = [
     (no_hint, "parameter 'x' has no type hint", "x: str"),
     (star_args, "a tool cannot take *values", "take a list or a dict"),
@@ -99,6 +107,11 @@ FUNCTIONS: list[tuple[Any, str, str]] = [
     (no_schema, "the type hint of 'sock' has no JSON Schema", "pydantic models"),
     (no_json_schema, "the type hint of 'callback' has no JSON Schema", "pydantic models"),
     (extra_is_no_json, "the type hint of 'x' has no JSON Schema", "pydantic models"),
+    *(
+        [(old_typed_dict, "the type hint of 'x' has no JSON Schema", "Import TypedDict from typing_extensions")]
+        if sys.version_info < (3, 12)
+        else []
+    ),
     (class_variable, "the type hint of 'x'", ""),
     (unresolvable, "the type hint of 'x' cannot be resolved: NameError: name 'Nowhere'", "TYPE_CHECKING"),
     (
