@@ -34,17 +34,21 @@ class Lock:
     within: str = ""
     without: str = ""
     """The package of ``within`` that may have another version."""
+    packages: str = ""
+    """What it resolves, if that stands in no file."""
+    folder: str = "requirements"
 
     @property
     def path(self) -> Path:
         """The file."""
-        return REQUIREMENTS / f"{self.name}.txt"
+        return ROOT / self.folder / f"{self.name}.txt"
 
 
 def _group(name: str) -> tuple[str, str]:
     return ("--group", f"pyproject.toml:{name}")
 
 
+_WORKER_EXTRAS = "openai anthropic google encryption yaml mcp postgres objects agui console uvloop"
 LOCKS = (
     Lock("dev", ("--extra", "dev", "pyproject.toml")),
     Lock("types", _group("types")),
@@ -55,6 +59,14 @@ LOCKS = (
     Lock("fuzz", _group("fuzz")),
     # The lock's versions, but for the one that a peer refuses.
     Lock("peers", ("--no-annotate", *_group("peers")), within="dev", without="websockets"),
+    # What the image of a worker needs, and what builds its wheel.
+    Lock(
+        "requirements",
+        (*(f"--extra={extra}" for extra in _WORKER_EXTRAS.split()), "pyproject.toml"),
+        within="dev",
+        folder="deploy",
+    ),
+    Lock("build-requirements", ("--no-annotate", "-"), within="dev", packages="hatchling", folder="deploy"),
 )
 """evals.txt is written by hand: it is installed without its dependencies."""
 
@@ -80,7 +92,7 @@ def resolve(lock: Lock, output: Path, folder: Path, options: Sequence[str]) -> N
     command = [find_uv(), "pip", "compile", *fixed, *lock.source, *within, "-o", str(output), *options]
     try:
         environment = {**os.environ, "UV_CUSTOM_COMPILE_COMMAND": "make lock"}
-        subprocess.run(command, cwd=ROOT, env=environment, check=True)
+        subprocess.run(command, cwd=ROOT, env=environment, check=True, input=lock.packages, text=True)
     finally:
         if lock.within:
             constraints.unlink()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,6 +11,7 @@ import typer
 from ..errors import InvalidInputError, PerdureError
 from ..terminal import escape_line, print_line, truncate_text
 from .connection import ActorOptions, ActorStoreOptions, StoreOptions, call_client, call_run
+from .mcp import build_login_command
 from .options import RunArgument, parse_json_object, parse_json_value, read_text_argument
 from .output import OutputOptions, format_call, format_conversation
 from .show import format_decision_scope
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ..client.client import Client
     from ..client.inbox import PendingCall
     from ..client.run import Run
-    from ..types.approvals import Consent, DecidedApproval, PendingApproval, StandingApproval
+    from ..types.approvals import DecidedApproval, PendingApproval, StandingApproval
     from ..types.messages import Message
 
 
@@ -177,13 +177,6 @@ def _format_revoked(approval: StandingApproval) -> str:
     return f"calls of {approval.tool} wait again; {approval.by} had approved them at {approval.at}"
 
 
-def _build_login_command(consent: Consent) -> str:
-    options = {"--tenant": consent.tenant, "--user": consent.user}
-    words = [word for name, value in options.items() if value for word in (name, value)]
-    words += [word for scope in consent.scopes for word in ("--scope", scope)]
-    return shlex.join(["perdure", "mcp", "login", consent.server, *words])
-
-
 def _format_pending_call(call: PendingCall, messages: list[Message], *, full: bool) -> Iterator[str]:
     """A pending call, and what led to it: the user's last message, or the whole conversation."""
     tool = format_call(call.tool, call.arguments, full=full)
@@ -191,7 +184,7 @@ def _format_pending_call(call: PendingCall, messages: list[Message], *, full: bo
     if call.kind != "approval":
         yield f"    {call.kind}: {escape_line(call.question or 'a client runs it')}"
     if call.consent is not None:
-        yield f"    sign in: {escape_line(_build_login_command(call.consent))}"
+        yield f"    sign in: {escape_line(build_login_command(call.consent))}"
     elif call.form is not None:
         yield f"    form: {escape_line(json.dumps(call.form, ensure_ascii=False))}"
     if call.expires is not None:

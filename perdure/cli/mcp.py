@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import shlex
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -27,6 +28,7 @@ from .output import OutputOptions, Row
 if TYPE_CHECKING:
     from ..client.client import Client
     from ..client.grants import McpGrant, SignedIn
+    from ..types.approvals import Consent
 
 WAIT_SECONDS = 600.0
 """Seconds for which the command waits for the browser."""
@@ -211,6 +213,14 @@ async def _listen(port: int) -> AsyncIterator[_Browser]:
             _, late = await asyncio.wait(browser.served, timeout=1.0)
             for task in late:
                 task.cancel()
+
+
+def build_login_command(consent: Consent) -> str:
+    """Build the command that signs in for a call that waits for it."""
+    options = {"--tenant": consent.tenant, "--user": consent.user}
+    words = [word for name, value in options.items() if value for word in (name, value)]
+    words += [word for scope in consent.scopes for word in ("--scope", scope)]
+    return shlex.join(["perdure", "mcp", "login", consent.server, *words])
 
 
 def list_grants(

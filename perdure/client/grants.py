@@ -10,11 +10,12 @@ import asyncio
 import hashlib
 import logging
 from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
 
-from ..errors import InvalidInputError, PerdureError, StoreError
+from ..errors import InvalidInputError, PerdureError, StoreError, ToolError
 from ..mcp.grants import Grant, build_grant_key, build_grant_row, describe_url, open_grant, open_secret, seal_secret
 from ..mcp.oauth import OAuth
 from ..ports import Store
@@ -26,7 +27,8 @@ from ..types.redaction import find_address_secrets
 from .audit import audit_steering
 from .decisions import WaitRef, answer_pending_call
 from .handles import ClientHandle
-from .pages import MAX_PAGE, Wait, list_wait_page
+from .pages import MAX_PAGE, Wait, gather_bounded, list_wait_page
+from .progress import refuse_without_worker
 
 logger = logging.getLogger("perdure.client")
 
@@ -84,7 +86,8 @@ class SignedIn:
     answered: tuple[str, ...]
     """Ids of the runs whose calls had waited for it, and go on."""
     unanswered: tuple[str, ...]
-    """Ids of the runs that wait for it and could not be told, as no worker served them: answer them by hand."""
+    """Ids of the runs that wait for it and did not answer, as no worker serves them: they may be told once one does, or
+    are answered by hand."""
     note: str = ""
     """What the caller of :meth:`McpGrants.begin` has noted."""
 
@@ -125,9 +128,7 @@ class McpGrants:
         if auth is None:
             declared: dict[str, Any] = dict((previous.declared if previous is not None else None) or {})
             auth = OAuth(**declared)
-        async with audit_steering(
-            self._client, "mcp.sign_in", f"mcp:{describe_url(key.server)}", by=by, detail=_describe_owner(key)
-        ):
+        async with self._audit("mcp.sign_in", key, by):
             page, pending = await begin_sign_in(key.server, auth, redirect_uri, scopes=scopes, previous=previous)
             now, name = format_utc_now(), _hash_state(pending.state)
             about = {"key": list(key), "by": by or self._client.actor, "note": note, "pending": asdict(pending)}
@@ -156,9 +157,7 @@ class McpGrants:
         known = await store.get_grant(key)
         if known is not None:
             grant = replace(grant, declared=open_grant(known).declared)
-        async with audit_steering(
-            self._client, "mcp.grant", f"mcp:{describe_url(key.server)}", by=actor, detail=_describe_owner(key)
-        ):
+        async with self._audit("mcp.grant", key, actor):
             await store.create_grant(build_grant_row(self._address, key, grant, actor))
         written = await store.get_grant(key)
         assert written is not None, "just written"
@@ -170,24 +169,24 @@ class McpGrants:
 
         It looks twice: a call that found no grant a moment ago may not be in the table yet.
         """
-        answered: dict[tuple[str, str], str] = {}
-        failed: dict[tuple[str, str], str] = {}
+        answered: dict[tuple[str, str], bool] = {}
+
+        async def answer(wait: Wait) -> None:
+            run, question = self._client.run(wait.run_id), WaitRef(wait.call_id, wait.hash)
+            try:
+                await refuse_without_worker(run, answer_pending_call(run, question, True, by=by))
+            except PerdureError as error:
+                logger.warning("run %s waits for a sign-in that is done: %s", wait.run_id, error.message)
+                answered[wait.run_id, wait.hash] = False
+            else:
+                answered[wait.run_id, wait.hash] = True
+
         for delay in (0.0, SETTLE_SECONDS):
             await asyncio.sleep(delay)
-            for wait in await self._list_waits_for(key):
-                name = (wait.run_id, wait.hash)
-                if name in answered:
-                    continue
-                try:
-                    question = WaitRef(wait.call_id, wait.hash)
-                    await answer_pending_call(self._client.run(wait.run_id), question, True, by=by)
-                except PerdureError as error:
-                    logger.warning("run %s waits for a sign-in that is done: %s", wait.run_id, error.message)
-                    failed[name] = wait.run_id
-                else:
-                    answered[name] = wait.run_id
-                    failed.pop(name, None)
-        return list(answered.values()), list(failed.values())
+            waits = [wait for wait in await self._list_waits_for(key) if (wait.run_id, wait.hash) not in answered]
+            await gather_bounded(answer, waits)
+        done = [run_id for (run_id, _), is_told in answered.items() if is_told]
+        return done, [run_id for (run_id, _), is_told in answered.items() if not is_told]
 
     async def _list_waits_for(self, key: GrantKey) -> list[Wait]:
         found: list[Wait] = []
@@ -233,10 +232,12 @@ class McpGrants:
                 f"there is no grant for {describe_url(key.server)}{_describe_owner(key)}",
                 hint="`perdure mcp list` has all.",
             )
-        async with audit_steering(
-            self._client, "mcp.sign_out", f"mcp:{describe_url(key.server)}", by=by, detail=_describe_owner(key)
-        ):
-            revoked = await revoke_tokens(key.server, open_grant(row)) if revoke else False
+        async with self._audit("mcp.sign_out", key, by):
+            try:
+                revoked = await revoke_tokens(key.server, open_grant(row)) if revoke else False
+            except ToolError as error:
+                hint = "revoke=False (--keep-tokens) deletes the grant without that."
+                raise InvalidInputError(f"the tokens are not revoked: {error.message}", hint=hint) from error
             await store.delete_grant(key)
         return revoked
 
@@ -247,6 +248,13 @@ class McpGrants:
             raise InvalidInputError("the URL of the MCP server has credentials", hint="Give it without them.")
         owner = [None if name is None else clean_text(name) for name in (tenant, user)]
         return build_grant_key(owner[0], owner[1], url)
+
+    def _audit(self, verb: str, key: GrantKey, by: str | None) -> AbstractAsyncContextManager[Any]:
+        labels = {"tenant": key.tenant, "user": key.user_id}
+        subject = f"mcp:{describe_url(key.server)}"
+        return audit_steering(
+            self._client, verb, subject, by=by, detail=_describe_owner(key).strip() or None, labels=labels
+        )
 
     @property
     def _address(self) -> str:

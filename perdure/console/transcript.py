@@ -125,6 +125,8 @@ class CallBlock(Block):
     hash: str = ""
     question: str = ""
     form: Mapping[str, Any] | None = None
+    needs_sign_in: bool = False
+    """Whether a sign-in at an MCP server answers it."""
     asked: str = ""
     """When it began to wait for a person or a client."""
     decision: Decision | None = None
@@ -282,6 +284,7 @@ class Transcript:
             case QuestionAsked():
                 block.state, block.asked, block.hash = event.kind, event.at, event.hash
                 block.question, block.form = event.question, event.form
+                block.needs_sign_in = event.consent is not None
                 block.arguments = block.arguments or event.arguments
             case QuestionAnswered():
                 block.decision = Decision("answered", event.by, event.answered_at or event.at, event.error)

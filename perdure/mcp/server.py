@@ -206,6 +206,7 @@ class MCPServer(Toolset):
             return self.provisional_tools()
 
     async def _list_present_tools(self, ctx: RunContext[Any]) -> Sequence[ListedTool]:
+        """List the server's own tools. Raises ``ConsentNeededError``, ``NoUserError``."""
 
         async def list_pages(client: Any) -> list[Any]:
             page = await client.list_tools()
@@ -239,6 +240,7 @@ class MCPServer(Toolset):
         return f"Signed in to {self.name}. From the next step on its tools are available: {count}."
 
     async def _call_present_tool(self, name: str, arguments: Mapping[str, Any], ctx: Any) -> Any:
+        """Call a tool of the server's own. Raises ``ConsentNeededError``, ``NoUserError``."""
 
         def progress(done: float, total: float | None, message: str | None) -> Any:
             ctx.progress(message or f"{done:g}{f' of {total:g}' if total else ''}")
@@ -302,16 +304,18 @@ class MCPServer(Toolset):
         from .connection import LostError, NotSentError
 
         authorization, key = self._find_authorization(ctx), self._build_connection_key(ctx, headers)
-        delays, refused, sessions_lost = iter(RETRY_DELAYS), 0, 0
+        delays, refused, refusal, sessions_lost = iter(RETRY_DELAYS), 0, None, 0
         while True:
             try:
+                if authorization is not None and refusal is not None:
+                    await authorization.handle_refusal(refusal)
+                    refusal = None
                 token = None if authorization is None else await authorization.get_token()
                 return await self._send_once(key, headers, token, request, timeout)
             except RefusedError as error:  # nothing was done
-                refused += 1
-                if authorization is None or refused > MAX_REFUSALS:
+                refused, refusal = refused + 1, error.refusal
+                if refused > MAX_REFUSALS:
                     raise
-                await authorization.handle_refusal(error.refusal)
             except NotSentError as error:
                 sessions_lost += error.is_session_lost
                 delay, wanted = next(delays, None), error.retry_after or 0.0

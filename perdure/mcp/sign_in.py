@@ -15,6 +15,7 @@ import asyncio
 import ipaddress
 import json
 import logging
+import re
 import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -54,6 +55,9 @@ ANSWER_BYTES = 256 * 1024
 """Most bytes of one answer of an authorization server, or of metadata."""
 ANSWER_SECONDS = 20.0
 """Most seconds that one of them may take."""
+SCOPE_CHARS = 2000
+"""Most characters of all scopes of a demand or a grant."""
+_SCOPE = re.compile(r"[\x21\x23-\x5b\x5d-\x7e]{1,200}")
 CLIENT_NAME = "perdure"
 HTTP_OK, HTTP_UNAUTHORIZED, HTTP_FORBIDDEN, HTTP_TOO_MANY, HTTP_SERVER_ERROR = 200, 401, 403, 429, 500
 
@@ -291,7 +295,18 @@ def read_refusal(response: httpx2.Response, token: str | None) -> Refusal | None
     is_scope = response.status_code == HTTP_FORBIDDEN and get("error") == "insufficient_scope"
     if response.status_code != HTTP_UNAUTHORIZED and not is_scope:
         return None
-    return Refusal(response.status_code, get("scope"), get("resource_metadata"), token)
+    return Refusal(response.status_code, clean_scope(get("scope")), get("resource_metadata"), token)
+
+
+def clean_scope(scope: str | None) -> str | None:
+    """Return the scopes of a server's text that are such (RFC 6749), without those beyond ``SCOPE_CHARS``: they are
+    stored, and shown to people."""
+    if scope is None:
+        return None
+    names = [name for name in scope.split(" ") if _SCOPE.fullmatch(name)]
+    while names and len(" ".join(names)) > SCOPE_CHARS:
+        del names[len(names) // 2 :]
+    return " ".join(names) or None
 
 
 # ---
@@ -433,7 +448,7 @@ def _add_tokens(grant: Grant, storage: _FlowStorage) -> Grant:
         grant,
         access_token=tokens.access_token,
         refresh_token=tokens.refresh_token,
-        scope=tokens.scope,
+        scope=clean_scope(tokens.scope),
         expires_at=None if tokens.expires_in is None else time.time() + tokens.expires_in,
     )
 

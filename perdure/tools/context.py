@@ -92,7 +92,7 @@ class Questions:
             person = last.by or "the approver"
             raise QuestionDeclinedError(f"{person} did not sign in: {last.error or 'the answer was no'}")
         form = {"type": "boolean", "title": "Signed in"}
-        question = Question(text=text[:QUESTION_CHARS], form=form, consent=consent)
+        question = Question(text=clean_text(text)[:QUESTION_CHARS], form=form, consent=consent)
         with self._lock:
             self.open_question = self.open_question or question
         raise QuestionSuspension(question)

@@ -20,14 +20,11 @@ from typing import Any, Literal, TypeVar
 import mcp_types as types
 from mcp import MCPError
 from mcp.server.lowlevel import Server
-from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS
 from pydantic import Field
 from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
 
-from ..client.audit import audit_caller
 from ..client.turn import Turn
 from ..errors import (
     ApprovalDecidedError,
@@ -39,19 +36,18 @@ from ..errors import (
     RunExistsError,
     RunNotFoundError,
 )
-from ..types.events import ModelDelta
+from ..types.events import ApprovalDecided, ModelDelta, QuestionAnswered, RunEvent, TurnEvent
 from ..types.interface import TurnStatus
 from ..types.messages import RUN_ID_CHARS
 from ..types.plain_json import parse_json
+from ..types.run_ids import get_root_id
 from .admission import admit_start
 from .auth import Caller, Resource, Verb
 from .lists import read_callable_agents
+from .mcp_transport import Ask, McpExchange
 from .operations import KEY_CHARS, Call, Web, build_unknown_session_error
-from .origins import get_client_address
 from .problems import WebError, build_problem, build_unexpected_problem
-from .sse import HEADERS
 from .turns import (
-    MAX_BODY_BYTES,
     OpenWait,
     authorize_wait,
     build_endpoint,
@@ -60,6 +56,7 @@ from .turns import (
     follow_until_still,
     open_session,
     parse_wait_id,
+    read_latest_seq,
     read_waits,
 )
 
@@ -73,6 +70,11 @@ _MAX_INPUT_RESPONSES = 100
 _SHOWN_CHARS = 20_000
 """Arguments of a call that are longer are not shown in a form, and not approved by one: nobody has read them there."""
 _FIELD_TYPES = ("string", "number", "integer", "boolean")
+_FIELD_KEYS = (
+    "type", "title", "description", "default", "minimum", "maximum", "minLength", "maxLength", "format", "enum",
+    "enumNames", "oneOf", "items", "minItems", "maxItems",
+)  # fmt: skip
+"""What a field of MCP's forms may say of itself."""
 _ANSWER = "answer"
 ParamsT = TypeVar("ParamsT")
 Context = Any  # ServerRequestContext of the SDK, whose parameters say nothing here
@@ -94,51 +96,9 @@ def mcp_routes(web: Web, path: str = "/mcp") -> list[Route]:
     """Build the route of the MCP server."""
 
     async def answer(call: Call) -> Response:
-        return _Exchange(call)
+        return McpExchange(call, lambda ask: _McpCaller(call, ask))
 
     return [Route(path, build_endpoint(web, answer), methods=["POST"], name="mcp")]
-
-
-class _Exchange(Response):
-    """Answers one request by the SDK's transport, with a server for this caller and request alone."""
-
-    def __init__(self, call: Call) -> None:
-        super().__init__()
-        self._call = call
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            release = self._call.hold_stream()
-        except PerdureError as error:
-            await build_problem(error)(scope, receive, send)
-            return
-        manager = StreamableHTTPSessionManager(
-            _McpCaller(self._call).build_server(), stateless=True, max_request_body_size=MAX_BODY_BYTES
-        )
-
-        size = 0
-
-        async def receive_counted() -> Any:
-            nonlocal size
-            message = await receive()
-            size += len(message.get("body", b""))
-            if message["type"] == "http.request" and not message.get("more_body", False):
-                self._call.web.rates.charge(self._call.caller, size)
-            return message
-
-        async def send_uncached(message: Any) -> None:
-            if message["type"] == "http.response.start":
-                own = {name.lower().encode(): value.encode() for name, value in HEADERS.items()}
-                kept = [(name, value) for name, value in message["headers"] if name.lower() not in own]
-                message = {**message, "headers": [*kept, *own.items()]}
-            await send(message)
-
-        try:
-            with audit_caller(self._call.caller.auth, get_client_address(scope)):
-                async with manager.run():
-                    await manager.handle_request(scope, receive_counted, send_uncached)
-        finally:
-            release()
 
 
 @dataclass(frozen=True)
@@ -155,9 +115,13 @@ class _Task:
 class _McpCaller:
     """The methods of MCP for one caller."""
 
-    def __init__(self, call: Call) -> None:
+    def __init__(self, call: Call, ask: Ask | None = None) -> None:
+        """``ask`` sends a request to a client of the older protocol that can be asked."""
         self._call = call
         self._client = call.client
+        self._ask = ask
+        self._progress, self._seen = 0, 0
+        """How many events the client was told of, and the number of the last."""
 
     def build_server(self) -> Server[Any]:
         """Build the server, with the tasks extension."""
@@ -230,6 +194,7 @@ class _McpCaller:
         try:
             async with asyncio.timeout(WAIT_SECONDS):
                 await self._follow(ctx, id)
+                await self._ask_while_open(ctx, id)
         except (TimeoutError, NoWorkerError):  # it goes on, or begins when a worker is there
             task = await self._read_task(id, "read")
             if task.status.state == "running" and not task.waits and _is_modern(ctx):
@@ -251,14 +216,45 @@ class _McpCaller:
             task = await self._read_task(id, "read")
         if task.turn is None or task.status.state != "running":
             return
-        async with aclosing(follow_until_still(self._client, task.turn, 0, has_waits=True)) as events:
-            count = 0
+        async with aclosing(follow_until_still(self._client, task.turn, self._seen, has_waits=True)) as events:
             async for event in events:
                 if isinstance(event, list):
                     return
-                count += 1
+                self._progress, self._seen = self._progress + 1, max(self._seen, event.seq or 0)
                 if not isinstance(event, ModelDelta):
-                    await ctx.session.report_progress(count, message=event.type)
+                    await ctx.session.report_progress(self._progress, message=event.type)
+
+    async def _ask_while_open(self, ctx: Context, id: str) -> None:
+        """Ask a client of the older protocol what waits, as often as something does that it was not asked yet, until
+        the turn has ended. Its answers come by other requests, also to other replicas."""
+        asked: set[str] = set()
+        while self._ask is not None and not _is_modern(ctx):
+            since = await read_latest_seq(self._client, id)
+            task = await self._read_task(id, "read")
+            requests = await self._build_requests(ctx, task)
+            if task.status.state != "running" or not requests:
+                return
+            for key in requests.keys() - asked:
+                params = {name: value for name, value in requests[key]["params"].items() if name != "mode"}
+                await self._ask({"id": key, "method": "elicitation/create", "params": params})
+            asked |= requests.keys()
+            await self._wait_for_decision(id, since)
+            await self._follow(ctx, id)
+
+    async def _wait_for_decision(self, id: str, since: int) -> None:
+        async with aclosing(self._client.run(id).events(since)) as events:
+            async for event in events:
+                if isinstance(event, ApprovalDecided | QuestionAnswered | TurnEvent | RunEvent):
+                    return
+
+    async def give_reply(self, id: str, result: Any) -> None:
+        """Take the reply of a client of the older protocol to what it was asked. An error is none: it waits on."""
+        name = self._call.caller.read_id(id)
+        root = get_root_id(name.rsplit("|", 2)[0])
+        if parse_wait_id(name, root) is None:
+            raise InvalidInputError("the reply is to nothing that was asked")
+        if isinstance(result, dict):
+            await self._give(await self._find_task(self._call.caller.show_id(root), "read"), {id: result})
 
     # ---
     # Tasks.
@@ -339,7 +335,7 @@ class _McpCaller:
     async def _build_requests(self, ctx: Context, task: _Task) -> dict[str, Any]:
         """Build the elicitations for what waits, as far as the client can show and the caller may answer them."""
         capabilities = ctx.session.client_capabilities
-        if capabilities is None or capabilities.elicitation is None:
+        if self._ask is None and (capabilities is None or capabilities.elicitation is None):
             return {}
         requests: dict[str, Any] = {}
         for wait in task.waits:
@@ -511,7 +507,44 @@ def _build_form(wait: OpenWait) -> dict[str, Any]:
             }
         fields: dict[str, Any] = {"approve": approve, "comment": {"type": "string"}}
         return {"type": "object", "properties": fields, "required": ["approve"]}
+    form = wait.call.form
+    if form is not None and _is_flat_form(form):
+        fields = {name: _build_field(field) for name, field in form["properties"].items()}
+        return {"type": "object", "properties": fields, "required": list(form.get("required") or ())}
     return {"type": "object", "properties": {_ANSWER: _build_answer_field(wait)}, "required": [_ANSWER]}
+
+
+def _is_flat_form(form: Mapping[str, Any] | None) -> bool:
+    """Whether MCP's forms have each field of the answer: then the form is the question's own."""
+    fields = form.get("properties") if form is not None and form.get("type") == "object" else None
+    return isinstance(fields, dict) and bool(fields) and all(map(_is_plain_field, fields.values()))
+
+
+def _is_plain_field(field: Any) -> bool:
+    if not isinstance(field, dict):
+        return False
+    if field.get("type") == "array":  # several of a list of texts
+        items = field.get("items")
+        return isinstance(items, dict) and (_are_texts(items.get("enum")) or _are_choices(items.get("anyOf")))
+    return field.get("type") in _FIELD_TYPES and ("oneOf" not in field or _are_choices(field["oneOf"]))
+
+
+def _are_texts(values: Any) -> bool:
+    return isinstance(values, list) and bool(values) and all(isinstance(value, str) for value in values)
+
+
+def _are_choices(choices: Any) -> bool:
+    return isinstance(choices, list) and _are_texts([isinstance(one, dict) and one.get("const") for one in choices])
+
+
+def _build_field(field: Mapping[str, Any]) -> dict[str, Any]:
+    """Build a field of MCP's forms, in which each choice has a title."""
+    built = {key: field[key] for key in _FIELD_KEYS if key in field}
+    if "oneOf" in built:
+        built["oneOf"] = [{"title": choice["const"], **choice} for choice in built["oneOf"]]
+    if built.get("type") == "array" and "anyOf" in (items := built["items"]):
+        built["items"] = {"anyOf": [{"title": choice["const"], **choice} for choice in items["anyOf"]]}
+    return built
 
 
 def _build_answer_field(wait: OpenWait) -> dict[str, Any]:
@@ -520,11 +553,12 @@ def _build_answer_field(wait: OpenWait) -> dict[str, Any]:
         return {"type": "string"}
     if form.get("type") not in _FIELD_TYPES:
         return {"type": "string", "description": f"JSON of this schema: {json.dumps(form)[:4000]}"}
-    names = ("type", "title", "description", "minimum", "maximum", "minLength", "maxLength", "enum")
-    return {name: form[name] for name in names if name in form}
+    return _build_field(form) if _is_plain_field(form) else {"type": form["type"]}
 
 
 def _read_answer(wait: OpenWait, content: Mapping[str, Any]) -> Any:
+    if _is_flat_form(wait.call.form):
+        return dict(content)
     if _ANSWER not in content:
         raise InvalidInputError(f"the content of an answer has {_ANSWER}")
     answer, form = content[_ANSWER], wait.call.form

@@ -64,11 +64,14 @@ def _record_wait(*, commands: bool) -> Iterator[None]:
     progress = _task_progress.get() or TaskProgress()
     if commands:
         progress.record_command()
-    begun = progress.commanded_in
+    begun, is_collected = progress.commanded_in, False
     try:
         yield
+    except GeneratorExit:  # the worker has dropped the run, and collects its coroutines, perhaps within another run
+        is_collected = True
+        raise
     finally:
-        if workflow.in_workflow():  # else the worker has dropped the run, and the coroutine is collected
+        if not is_collected:
             progress.record_received()
             if commands and progress.received_in == begun:  # a command cancelled in its own task leaves no event
                 progress.commanded_in = -1

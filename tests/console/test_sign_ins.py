@@ -14,6 +14,7 @@ from perdure.mcp import MCPServer, OAuth
 from perdure.testing import ScriptedProvider, call
 from tests.console.test_access import wait_for_waits
 from tests.support.checks import results
+from tests.support.chromium import PICTURES, chromium
 from tests.support.engine import Engine
 from tests.support.oauth import OAuthServer, agree, serve_oauth
 from tests.support.pages import Browser, Html, console
@@ -77,6 +78,12 @@ async def test_a_person_signs_in_and_the_run_goes_on(engine: Engine, guarded: OA
         page = await bob.open(path)
         assert "Who may operate runs may sign in for all of them." in page.text
         assert not [one for one in page.forms if one.action.endswith("/sign-in")]
+
+        for place in (f"/chat/host/{quote(run.id, safe='')}", f"/runs/{quote(run.id, safe='')}"):
+            page = await browser.open(place)
+            assert [link for link in page.list_links() if path in link], place
+            assert "Sign in…" in page.text
+            assert not [one for one in page.forms if ("decision", "answer") in one.buttons]
 
         url = await begin(browser, path)
         assert urlsplit(url).netloc == f"127.0.0.1:{guarded.port}"
@@ -152,3 +159,24 @@ async def test_an_authorization_server_that_refuses_is_shown_as_text(engine: Eng
         [refuse] = [one for one in page.forms if "hash" in dict(one.fields) and not one.action.endswith("/sign-in")]
         await browser.send(refuse, ("decision", "refuse"), comment="I have no account")
         assert "did not sign in: I have no account" in results((await run.result()).messages)[0]
+
+
+@pytest.mark.slow
+async def test_in_a_real_browser(engine: Engine, guarded: OAuthServer) -> None:
+    """Policies and cookies let the browser leave and come back; the authorization server learns no address of ours."""
+    async with engine.served(host(guarded)) as client, console(client) as opened:
+        run, path = await started(client, tenant="acme")
+        async with chromium(opened.service.url, "sign-ins in a browser") as browser:
+            window = await browser.open("/inbox")
+            page = window.page
+            await page.get_by_role("link", name="Sign in…").click()
+            await page.get_by_role("button", name="Sign in…").click()
+            PICTURES.mkdir(parents=True, exist_ok=True)
+            await page.screenshot(path=PICTURES / "sign-in.png", full_page=True)
+            await page.get_by_role("link", name=f"Continue to 127.0.0.1:{guarded.port}").click()
+            await page.get_by_text("Answered").first.wait_for()
+            assert urlsplit(page.url).path == f"/console{path}"
+            assert urlsplit(page.url).query == "", "the code stays in no address"
+            assert window.complaints == []
+        assert results((await run.result()).messages)[-1] == "act 1 as ana"
+    assert [one for one in guarded.referrers if one] == []

@@ -180,7 +180,7 @@ async def test_an_unknown_namespace(path: tuple[str, ...], cli: Commands, answer
     done = await cli(*arguments, "--namespace", "typo")
     check(done)
     # Without a store there is nothing to collect; tokens and webhooks are in the store alone.
-    if path not in {("env",), ("doctor",), ("store", "gc")} and path[0] not in ("token", "webhook"):
+    if path not in {("env",), ("doctor",), ("store", "gc")} and path[0] not in ("token", "webhook", "mcp"):
         assert done.code == 4
         assert "there is no namespace 'typo'" in done.err
         assert "perdure server setup --create" in done.err

@@ -6,6 +6,7 @@ import queue
 import sys
 import webbrowser
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -93,8 +94,8 @@ async def test_a_login_from_the_question_to_the_logout(
         assert guarded.revoked
         assert (await cli("mcp", "list", "--json")).json == []
         store = await client.store()
-        verbs = [row.verb for row in await store.list_audit(subject=f"mcp:{guarded.url}")]
-        assert verbs == ["mcp.sign_out", "mcp.grant", "mcp.sign_in"]
+        rows = [(row.verb, row.tenant) for row in await store.list_audit(subject=f"mcp:{guarded.url}")]
+        assert rows == [("mcp.sign_out", "acme"), ("mcp.grant", "acme"), ("mcp.sign_in", "acme")]
 
 
 async def _is_asked(run: Any) -> bool:
@@ -125,6 +126,27 @@ async def test_a_machine_without_a_browser_reads_the_address(
             typed.lines.put("hello\n" if paste == "nothing" else f"{RETURN}?{httpx2.QueryParams(answer)}\n")
             assert await login.ended() == code, login.output
             assert len(await client.grants.list()) == (code == 0)
+
+
+async def test_what_cannot_work_is_said_before_the_browser_opens(
+    engine: Engine, cli: Commands, guarded: OAuthServer, pages: list[httpx2.Response], tmp_path: Path
+) -> None:
+    empty = tmp_path / "secret"
+    empty.write_text("\n")
+    wrong = {
+        "the URL of an MCP server is http(s), not 'mcp.example'": ["mcp.example"],
+        "the URL of the MCP server has credentials": ["https://me:secret@mcp.example/mcp"],
+        f"port {guarded.port} of 127.0.0.1 cannot be used": [guarded.url, "--port", str(guarded.port)],
+        f"{empty} is empty": [guarded.url, "--client-id", "x", "--client-secret-file", str(empty)],
+        "a client_secret without a client_id": [guarded.url, "--client-secret-file", __file__],
+    }
+    async with engine.served(Agent("host", ScriptedProvider([]))):
+        for said, arguments in wrong.items():
+            done = await cli("mcp", "login", *arguments)
+            assert done.code == 2, done.err
+            assert said in done.err
+            assert "me:secret" not in done.err
+    assert pages == []
 
 
 async def test_a_person_who_does_not_agree(

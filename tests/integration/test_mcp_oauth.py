@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
 
 from perdure import Agent, Client, ToolContext
 from perdure.client.grants import SignedIn
-from perdure.errors import StoreError, ToolError
+from perdure.errors import ApprovalDecidedError, StoreError, ToolError
 from perdure.mcp import ClientCredentials, MCPServer, OAuth
 from perdure.ports import ModelRequest
 from perdure.store.grants import GrantTables
@@ -316,3 +317,22 @@ async def test_a_worker_that_is_killed_in_a_refresh_costs_a_consent_at_most(
     response = await run.result()
     assert response.content == "Done."
     assert results(response.messages)[-1].endswith("as ana")
+
+
+@pytest.mark.server
+async def test_a_call_waits_without_a_worker_and_is_answered_by_the_next_one(
+    engine: Engine, guarded: OAuthServer
+) -> None:
+    client = await engine.client()
+    worker = await engine.process("signing", TEST_MCP_URL=guarded.url)
+    run = await client.start("host", "Go.")
+    pending = await waiting(run)
+    assert pending.name == "connect_crm"
+    await worker.kill()
+    signed_in = await sign_in(client, guarded.url)
+    assert (signed_in.answered, signed_in.unanswered) == ((), (run.id,))
+    await engine.process("signing", TEST_MCP_URL=guarded.url)
+    with suppress(ApprovalDecidedError):  # the server may have kept the answer for the worker
+        await run.answer(pending.call_id, True, by="ana")
+    response = await run.result()
+    assert results(response.messages) == ["Signed in to crm. From the next step on its tools are available: 2."]

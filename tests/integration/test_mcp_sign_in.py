@@ -62,6 +62,15 @@ async def test_a_server_at_which_nobody_can_sign_in_says_why(
     assert await client.grants.list() == []
 
 
+async def test_a_server_that_does_not_answer_is_given_up(
+    client: Client, guarded: OAuthServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("perdure.mcp.sign_in.ANSWER_SECONDS", 0.2)
+    guarded.go_on.clear()
+    with pytest.raises(ToolError, match=r"oauth-authorization-server/as did not answer within 0\.2 s"):
+        await begin(client, guarded)
+
+
 async def test_a_client_that_was_registered_by_hand(client: Client, guarded: OAuthServer) -> None:
     guarded.registers = False
     guarded.clients["by-hand"] = {}
@@ -133,6 +142,16 @@ async def test_a_token_endpoint_that_repeats_what_it_was_sent(client: Client, gu
     assert "code_verifier=[redacted]" in raised.value.message
 
 
+@pytest.mark.parametrize("scope", ["mail \x1b[2J\u202e \\ " + "x" * 500, "mail " + " ".join(["s" * 100] * 2000)])
+async def test_scopes_of_a_hostile_server_are_bounded_texts(client: Client, guarded: OAuthServer, scope: str) -> None:
+    guarded.gives_scope = scope
+    await client.grants.finish(await agree(await begin(client, guarded)))
+    [grant] = await client.grants.list()
+    assert "mail" in grant.scopes
+    assert len(" ".join(grant.scopes)) < 2100
+    assert all(name.isascii() and name.isprintable() for name in grant.scopes)
+
+
 async def test_an_answer_counts_once_and_for_the_person_who_began(client: Client, guarded: OAuthServer) -> None:
     answer = await agree(await begin(client, guarded, by="ana"))
     with pytest.raises(InvalidInputError, match="another person has begun"):
@@ -200,7 +219,7 @@ async def test_what_is_stored_is_sealed_and_survives_a_change_of_the_key(
     monkeypatch.setenv("PERDURE_ENCRYPTION_KEYS", f"k2:{OTHER_KEY}")
     [grant] = await client.grants.list()
     assert (grant.state, grant.key_id) == ("sealed", "k1")
-    with pytest.raises(ToolError, match="was encrypted with key 'k1'"):
+    with pytest.raises(InvalidInputError, match="was encrypted with key 'k1'"):
         await client.grants.delete(guarded.url)
     monkeypatch.setenv("PERDURE_ENCRYPTION_KEYS", f"k2:{OTHER_KEY},k1:{KEY}")
     guarded.expire_all()

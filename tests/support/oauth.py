@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import hashlib
 import json
@@ -62,9 +63,11 @@ class OAuthServer:
     refreshing: threading.Event = field(default_factory=threading.Event)
     """Set when a refresh is asked for."""
     go_on: threading.Event = field(default_factory=threading.Event)
-    """A refresh is answered when it is set."""
+    """Metadata and refreshes are answered when it is set."""
     repeats: bool = False
     """Errors of its token endpoint have what was sent."""
+    gives_scope: str | None = None
+    """The scope that it says to have given."""
     padding: int = 0
     """Bytes that the metadata has too many."""
     token_url: str | None = None
@@ -81,6 +84,8 @@ class OAuthServer:
     asked: list[str] = field(default_factory=list)
     """Paths that were asked for, with their methods."""
     users: list[str] = field(default_factory=list)
+    referrers: list[str | None] = field(default_factory=list)
+    """What browsers said of the page that led to it."""
 
     @property
     def base(self) -> str:
@@ -102,6 +107,7 @@ class OAuthServer:
         return JSONResponse({"resource": resource, "authorization_servers": [self.issuer], "pad": "x" * self.padding})
 
     async def metadata(self, _: Request) -> Response:
+        await asyncio.to_thread(self.go_on.wait, 60)
         said: dict[str, Any] = {
             "issuer": self.issuer_in_metadata or self.issuer,
             "authorization_endpoint": f"{self.issuer}/authorize",
@@ -126,6 +132,7 @@ class OAuthServer:
         return JSONResponse(client, 201)
 
     async def authorize(self, request: Request) -> Response:
+        self.referrers.append(request.headers.get("referer"))
         asked = dict(request.query_params)
         if asked.get("client_id") not in self.clients or asked.get("code_challenge_method") != "S256":
             return JSONResponse({"error": "invalid_request"}, 400)
@@ -172,8 +179,6 @@ class OAuthServer:
     async def answer_refresh(self, asked: dict[str, str]) -> Response:
         self.refreshes += 1
         self.refreshing.set()
-        import asyncio
-
         await asyncio.to_thread(self.go_on.wait, 60)
         if self.refresh_status != 200:
             return JSONResponse({"error": "server_error"}, self.refresh_status)
@@ -190,7 +195,7 @@ class OAuthServer:
         access, again = f"access-{secrets.token_hex(8)}", f"refresh-{secrets.token_hex(8)}"
         until = float("inf") if self.expires_in is None else time.time() + self.expires_in
         self.access[access] = Token(scope, user, until, family)
-        answer: dict[str, Any] = {"access_token": access, "token_type": "Bearer", "scope": scope}
+        answer: dict[str, Any] = {"access_token": access, "token_type": "Bearer", "scope": self.gives_scope or scope}
         if self.expires_in is not None:
             answer["expires_in"] = self.expires_in
         if refresh:

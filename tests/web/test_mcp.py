@@ -442,3 +442,116 @@ async def test_a_client_that_shows_no_forms_is_told_what_the_run_waits_for(engin
         assert "waits for approval of refund" in read_text(told)
         with pytest.raises(MCPError):
             await mcp.session.call_tool("helper", {"message": "x"}, request_state="x" * 100_000)
+
+
+@pytest.mark.parametrize("action", ["accept", "decline"])
+async def test_a_client_of_the_older_protocol_is_asked_within_its_call(engine: Engine, action: str) -> None:
+    """For an approval, and for a question of another turn; it answers by requests of their own."""
+    asked: list[Any] = []
+
+    async def answer(context: Any, params: Any) -> types.ElicitResult:
+        asked.append(params)
+        return await (accept if action == "accept" else decline)(context, params)
+
+    provider = ScriptedProvider([call("refund", order="7"), call("choose"), "Done."])
+    agent = Agent("shop", provider, tools=[refund, choose])
+    async with (
+        engine.served(agent) as client,
+        serve(client) as service,
+        connect(service, mode="legacy", elicitation_callback=answer) as mcp,
+    ):
+        result = await mcp.call_tool("shop", {"message": "Refund 7."})
+        assert read_text(result) == "Done."
+        assert result.meta is not None
+        transcript = await client.run(result.meta["perdure/session"]).transcript()
+    results = [each.content for message in transcript for each in message.tool_results]
+    assert [sorted(params.requested_schema["properties"]) for params in asked] == [["approve", "comment"], ["answer"]]
+    assert "Approve this call of refund?" in asked[0].message
+    if action == "accept":
+        assert results == ["refunded 7", "chose red"]
+    else:
+        assert "refunded" not in str(results)
+        assert "chose" not in str(results)
+
+
+class Wanted(BaseModel):
+    size: Literal["small", "large"] = "small"
+    count: int
+
+
+@tool
+async def order(ctx: ToolContext) -> str:
+    """Ask what is wanted."""
+    wanted = await ctx.ask("What do you want?", Wanted)
+    return f"{wanted.count} {wanted.size}"
+
+
+@pytest.mark.parametrize("mode", ["legacy", "auto"])
+async def test_a_question_of_plain_fields_is_a_form_of_its_fields(
+    engine: Engine, mode: Literal["legacy", "auto"]
+) -> None:
+    asked: list[dict[str, Any]] = []
+
+    async def answer(_: Any, params: Any) -> types.ElicitResult:
+        asked.append(params.requested_schema)
+        return types.ElicitResult(action="accept", content={"size": "large", "count": 2})
+
+    agent = Agent("shop", ScriptedProvider([call("order"), "Done."]), tools=[order])
+    async with (
+        engine.served(agent) as client,
+        serve(client) as service,
+        connect(service, mode=mode, elicitation_callback=answer) as mcp,
+    ):
+        result = await mcp.call_tool("shop", {"message": "Order."})
+        assert read_text(result) == "Done."
+        assert result.meta is not None
+        transcript = await client.run(result.meta["perdure/session"]).transcript()
+    assert [each.content for message in transcript for each in message.tool_results] == ["2 large"]
+    [form] = asked
+    assert form["required"] == ["count"]
+    assert form["properties"]["size"]["enum"] == ["small", "large"]
+    assert form["properties"]["size"]["default"] == "small"
+    assert form["properties"]["count"]["type"] == "integer"
+
+
+async def test_what_was_asked_is_answered_at_any_replica_and_by_those_who_may(engine: Engine) -> None:
+    """The id of what is asked says what that is: also a client that has gone may answer, once."""
+    provider = ScriptedProvider([call("refund", order="7"), "Done."])
+    other = make_caller("other", agents=("nothing",))
+    headers = {"accept": "application/json, text/event-stream", "mcp-protocol-version": "2025-11-25"}
+    started = {"name": "shop", "arguments": {"message": "Refund 7."}}
+    async with (
+        engine.served(Agent("shop", provider, tools=[refund])) as client,
+        serve(client) as first,
+        serve(client, other) as second,
+    ):
+
+        def post(service: Service, message: Any, name: str = "ada", **more: str) -> httpx2.Request:
+            body = {"jsonrpc": "2.0", **message}
+            return httpx2.Request(
+                "POST", f"{service.url}/mcp", json=body, headers={**headers, "authorization": f"Bearer {name}", **more}
+            )
+
+        async with httpx2.AsyncClient(timeout=60) as http:
+            client_info = {"name": "old", "version": "1"}
+            params = {"protocolVersion": "2025-11-25", "capabilities": {"elicitation": {}}, "clientInfo": client_info}
+            opened = await http.send(post(first, {"id": 1, "method": "initialize", "params": params}))
+            session = {"mcp-session-id": opened.headers["mcp-session-id"]}
+            message = {"id": 2, "method": "tools/call", "params": started}
+            answered = await http.send(post(first, message, **session), stream=True)
+            lines = (line async for line in answered.aiter_lines() if line.startswith("data: {"))
+            asked = json.loads((await anext(lines))[6:])
+            assert asked["method"] == "elicitation/create"
+            reply = {"id": asked["id"], "result": {"action": "accept", "content": {"approve": True}}}
+            forged = {**reply, "id": asked["id"].replace("mcp-", "mcp-0")}
+            for name, refused in (("other", reply), ("ada", forged), ("ada", {**reply, "id": "x"})):
+                assert 400 <= (await http.send(post(second, refused, name, **session))).status_code < 500
+            assert (await http.send(post(second, {"id": asked["id"], "error": {"code": 1}}))).status_code == 202
+            assert (await client.run(asked["id"].split("|")[0]).status()).approvals, "an error decides nothing"
+            for _ in range(2):
+                assert (await http.send(post(second, reply, **session))).status_code == 202
+            assert json.loads((await anext(lines))[6:])["result"]["content"][0]["text"] == "Done."
+            await answered.aclose()
+            del params["capabilities"]["elicitation"]  # type: ignore[attr-defined]  # a dictionary
+            opened = await http.send(post(first, {"id": 1, "method": "initialize", "params": params}))
+            assert "mcp-session-id" not in opened.headers

@@ -12,7 +12,7 @@ from perdure import Agent
 from perdure.errors import InvalidInputError
 from perdure.testing import ScriptedProvider
 from perdure.types.messages import TextPart
-from perdure.web.openai_requests import Request, read_messages
+from perdure.web.openai_requests import Format, Request, read_messages
 from perdure.web.problems import WebError
 from tests.support.engine import Engine
 from tests.web.test_openai_chat import connected
@@ -194,17 +194,22 @@ async def test_a_session_takes_what_is_new_and_an_empty_text(engine: Engine, pro
 _PIECES = [USER, CALLS, RESULT, ANSWER, AGAIN, SYSTEM, THOUGHTS, calls(None), {"role": "user", "content": ""}]
 
 
-@given(st.lists(st.sampled_from(_PIECES), min_size=1, max_size=8))
-def test_any_order_of_messages_is_read_or_refused(messages: list[dict[str, Any]]) -> None:
+_ITEMS = [USER, ITEM_CALL, ITEM_RESULT, ANSWER, AGAIN, SYSTEM, {"type": "reasoning", "id": "r1", "summary": []}]
+
+
+@pytest.mark.parametrize(("format", "pieces"), [("openai", _PIECES), ("openai-responses", _ITEMS)])
+@given(data=st.data())
+def test_any_order_of_messages_is_read_or_refused(format: Format, pieces: list[Any], data: st.DataObject) -> None:
     """Nothing that the user or the assistant said is lost: it is in the history, or what is sent."""
+    messages = data.draw(st.lists(st.sampled_from(pieces), min_size=1, max_size=8))
     request = Request("helper", None)
     try:
-        read_messages(request, "openai", messages, all_new=False)
+        read_messages(request, format, messages, all_new=False)
     except (WebError, InvalidInputError):
         return
     sent = read(request.history)
     if request.content is not None:
         sent.append(("user", "".join(part.text for part in request.content if isinstance(part, TextPart))))
     for role in ("user", "assistant"):
-        said = [message.get("content") or "" for message in messages if message["role"] == role]
-        assert [text for by, text in sent if by == role and text] == list(filter(None, said))
+        said = [message.get("content") or "" for message in messages if message.get("role") == role]
+        assert "".join(text for by, text in sent if by == role) == "".join(said)

@@ -13,7 +13,7 @@ from tests.support.engine import run_worker
 
 
 def reply(request: ModelRequest) -> Any:
-    return "Done." if request.messages[-1].role == "tool" else call("look")
+    return "Done." if request.messages[-1].role == "tool" else call(request.tools[0].name)
 
 
 if __name__ == "__main__":

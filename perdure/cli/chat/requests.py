@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...errors import InvalidInputError
 from ...terminal import escape_line, style_text, truncate_text
+from ..mcp import build_login_command
 from ..output import format_call
 from ..show import format_past_decision
 
@@ -206,6 +207,8 @@ class PendingRequests:
             yield from (style_text(f"  {escape_line(line)}", "yellow") for line in more)
             if len(question) > _ARGUMENT_CHARS:
                 yield style_text(f"  the question is long: {self._format_command('approvals')}", "yellow")
+            if call.consent is not None:
+                yield style_text(f"  first: {escape_line(build_login_command(call.consent))}", "yellow")
             yield from (style_text(f"  {line}", "yellow") for line in _format_form(call.form))
         if call.expires is not None:
             then = f", then it counts as {'approved' if call.on_expiry == 'approve' else 'denied'}"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, WithJsonSchema
 
 from perdure import Agent, ToolContext, tool
 from perdure.errors import BadRequestError
@@ -36,6 +38,54 @@ class Draft2020(BaseModel):
     address: address
 
 
+class Contact(BaseModel):
+    """What the suite's client answers."""
+
+    username: str
+    email: str
+
+
+class Profile(BaseModel):
+    """Fields with defaults."""
+
+    name: str = "John Doe"
+    age: int = 30
+    score: float = 95.5
+    status: Literal["active", "inactive", "pending"] = "active"
+    verified: bool = True
+
+
+def titled(*values: str) -> list[dict[str, str]]:
+    return [{"const": value, "title": value.upper()} for value in values]
+
+
+ENUM = {"type": "string", "enum": ["opt1", "opt2", "opt3"], "enumNames": ["One", "Two", "Three"]}
+
+
+class Choices(BaseModel):
+    """Choices in each of the forms of MCP."""
+
+    untitledSingle: Literal["option1", "option2", "option3"]  # noqa: N815  # the suite's names
+    titledSingle: Annotated[str, WithJsonSchema({"type": "string", "oneOf": titled("value1", "value2")})]  # noqa: N815
+    legacyEnum: Annotated[str, WithJsonSchema(ENUM)]  # noqa: N815
+    untitledMulti: list[Literal["option1", "option2", "option3"]]  # noqa: N815
+    titledMulti: Annotated[  # noqa: N815
+        list[str], WithJsonSchema({"type": "array", "items": {"anyOf": titled("value1", "value2")}})
+    ]
+
+
+@tool
+async def ask_profile(ctx: ToolContext) -> str:
+    """Ask for a profile."""
+    return str(await ctx.ask("Who are you?", Profile))
+
+
+@tool
+async def ask_choices(ctx: ToolContext) -> str:
+    """Ask for choices."""
+    return str(await ctx.ask("Which ones?", Choices))
+
+
 @tool
 async def work(ctx: ToolContext) -> str:
     """Work, and say how far it is."""
@@ -47,7 +97,7 @@ async def work(ctx: ToolContext) -> str:
 @tool
 async def ask(ctx: ToolContext) -> str:
     """Ask the user."""
-    return str(await ctx.ask("What is your name?", str))
+    return str(await ctx.ask("Who are you?", Contact))
 
 
 def fail(_: ModelRequest) -> str:
@@ -58,7 +108,7 @@ def build_agents() -> list[Agent]:
     """Build one agent for each tool that the suite calls, as far as an agent can be it."""
     texts = ("test_image_content", "test_audio_content", "test_embedded_resource", "test_multiple_content_types",
              "test_tool_with_logging", "test_reconnection")  # fmt: skip
-    asking = ("test_elicitation_sep1034_defaults", "test_elicitation_sep1330_enums")
+    asking = {"test_elicitation_sep1034_defaults": ask_profile, "test_elicitation_sep1330_enums": ask_choices}
     return [
         Agent("test_simple_text", ScriptedProvider(lambda _: SIMPLE), input=Nothing),
         *(Agent(name, ScriptedProvider(lambda _: SIMPLE), input=Nothing) for name in texts),
@@ -66,6 +116,9 @@ def build_agents() -> list[Agent]:
         Agent("test_tool_with_progress", ScriptedProvider([call("work"), "Done."]), tools=[work], input=Nothing),
         Agent("test_sampling", ScriptedProvider(lambda _: SIMPLE), input=Prompt),
         Agent("test_elicitation", ScriptedProvider([call("ask"), "Hello."]), tools=[ask], input=Asked),
-        *(Agent(name, ScriptedProvider([call("ask"), "Hello."]), tools=[ask], input=Nothing) for name in asking),
+        *(
+            Agent(name, ScriptedProvider([call(asks.name), "Hello."]), tools=[asks], input=Nothing)
+            for name, asks in asking.items()
+        ),
         Agent("json_schema_2020_12_tool", ScriptedProvider(lambda _: SIMPLE), input=Draft2020),
     ]

@@ -150,4 +150,4 @@ def test_every_status_has_a_class(sdk: str) -> None:
         found = SDKS[sdk][0](make(cls, status), reply_started=False, endpoint="api.test")
         assert type(found) is not errors.ProviderError
         assert found.status == status
-        assert found.retryable == (status >= 500 or status in (408, 409, 425, 429)), status
+        assert found.retryable == (status >= 500 or status in (408, 409, 425, 429, 499)), status
