@@ -41,7 +41,7 @@ MAX_WINDOW_HALVINGS = 6
 class CompactConversation:
     """Rewrite the conversation up to the head, shorter."""
 
-    tighter: int = 0
+    rewrites: int = 0
     """How many times it was rewritten since the last reply."""
 
 

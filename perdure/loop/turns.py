@@ -98,7 +98,7 @@ def record_unanswered_messages(state: RunState) -> None:
     the ending, and given to the model in the next turn, if there is one."""
     turn = state.turn
     assert turn is not None, "a turn that ends"
-    # Messages that an interrupt put into ``carry`` come first; a second ending of the turn has counted them already.
+    # Messages that an interrupt put into ``unsent`` come first; a second ending of the turn has counted them already.
     items = state.inbox if turn.unanswered else [*state.unsent, *state.inbox]
     ids = [item.id or "" for item in items if isinstance(item, NewMessage) and item.id != REMINDER_ID]
     turn.unanswered = [*turn.unanswered, *ids][-MAX_UNANSWERED_IDS:]

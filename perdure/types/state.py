@@ -296,13 +296,13 @@ class RunState(StatePart):
         return self.requested_pause is not None and self.requested_pause.resumed is None and not has_failed
 
     @field_serializer("turn_by_message_id")
-    def _dump_seen(self, seen: dict[str, str]) -> list[list[str]]:
+    def _dump_message_ids(self, seen: dict[str, str]) -> list[list[str]]:
         """Dump as pairs: Temporal sorts the keys of an object, and the order of the ids would be lost."""
         return [[sent, task_id] for sent, task_id in seen.items()]
 
     @field_validator("turn_by_message_id", mode="before")
     @classmethod
-    def _load_seen(cls, raw: Any) -> Any:
+    def _load_message_ids(cls, raw: Any) -> Any:
         is_pairs = isinstance(raw, list) and all(isinstance(pair, list) and len(pair) == 2 for pair in raw)
         return {sent: task_id for sent, task_id in raw if isinstance(sent, str)} if is_pairs else raw
 

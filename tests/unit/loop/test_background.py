@@ -389,4 +389,4 @@ def test_a_state_carries_its_table() -> None:
     end(state, content="x")
     assert carried_over(state) == state
     plain = build_continuation_input(opened(), "run-1")["state"]
-    assert not {"background", "backgrounds", "reported", "heard"} & set(plain)
+    assert not {"background_runs", "background_count", "reported", "parent_seen_at"} & set(plain)

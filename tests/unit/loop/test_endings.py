@@ -121,7 +121,7 @@ def test_an_ending_records_what_is_left_once(point, left, how, head):
     assert state.head == (head or before)
     assert ended(state) == how
     assert build_status(state).state == how
-    assert [*state.inbox, *state.carry, *state.calls] == []
+    assert [*state.inbox, *state.unsent, *state.calls] == []
 
 
 @points

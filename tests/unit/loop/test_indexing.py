@@ -40,7 +40,7 @@ def asking(count: int, **more: Any) -> RunState:
         )
         for n in range(count)
     ]
-    return RunState(context_id="c", agent="support", scope="s", calls=calls, **{"indexed": ALL, **more})
+    return RunState(context_id="c", agent="support", scope="s", calls=calls, **{"search_attributes": ALL, **more})
 
 
 MODEL, TOOLS = CallModel((), 0), RunToolCalls(())
@@ -82,7 +82,7 @@ def test_what_is_told(waits: int, step: Any, shown: dict[str, Any], changed: dic
 
 @pytest.mark.parametrize("names", [None, [], [STATUS_ATTRIBUTE], [PENDING_ATTRIBUTE, AGENT_ATTRIBUTE]])
 def test_nothing_but_what_the_namespace_has(names: list[str] | None) -> None:
-    told = list_changed_search_attributes(asking(1, indexed=names), FOR_PERSON, {})
+    told = list_changed_search_attributes(asking(1, search_attributes=names), FOR_PERSON, {})
     assert set(told) == set(names or ())
 
 
@@ -90,7 +90,7 @@ def test_what_a_worker_has_said_survives_continue_as_new() -> None:
     state = asking(1)
     again = carried_over(state)
     assert again.search_attributes == ALL
-    assert "indexed" not in build_continuation_input(asking(0, indexed=None), "run-1")["state"]
+    assert "search_attributes" not in build_continuation_input(asking(0, search_attributes=None), "run-1")["state"]
 
 
 # --- what waits, in the memo
@@ -105,7 +105,7 @@ def pending(op: int = 1, **more: Any) -> ToolCallState:
 
 def asks(op: int = 1, **more: Any) -> ToolCallState:
     call = {"approval": ApprovalTerms(hash="h"), **more.pop("call", {})}
-    return pending(op, call=call, **{"waiting": SINCE, **more})
+    return pending(op, call=call, **{"approval_wait": SINCE, **more})
 
 
 def holding(*calls: ToolCallState) -> RunState:
@@ -113,9 +113,11 @@ def holding(*calls: ToolCallState) -> RunState:
 
 
 def test_what_waits_is_noted_as_status_shows_it() -> None:
-    question = pending(2, question=Question(text="Who?", form={"type": "string"}), expects=SINCE)
-    callback = pending(3, call={"disposition": CallbackCall(), "arguments": None}, expects=WaitState(since=SINCE.since))
-    reminded = asks(waiting=SINCE.model_copy(update={"reminded": 3}))
+    question = pending(2, question=Question(text="Who?", form={"type": "string"}), answer_wait=SINCE)
+    callback = pending(
+        3, call={"disposition": CallbackCall(), "arguments": None}, answer_wait=WaitState(since=SINCE.since)
+    )
+    reminded = asks(approval_wait=SINCE.model_copy(update={"reminded": 3}))
     state = holding(reminded, question, callback, pending(4))
     noted = build_waiting_memo(state)
     assert noted is not None
@@ -161,18 +163,18 @@ FIRST = Question(text="First?")
 @pytest.mark.parametrize(
     ("before", "after", "same"),
     [
-        ([asks()], [asks(waiting=SINCE.model_copy(update={"reminded": 1, "next": 1.0}))], True),
+        ([asks()], [asks(approval_wait=SINCE.model_copy(update={"reminded": 1, "next": 1.0}))], True),
         ([asks()], [asks(), pending(2)], True),
         ([asks()], [asks(), asks(2)], False),
         ([asks(), asks(2)], [asks(2)], False),
         (
             [asks(call={"disposition": CallbackCall()})],
-            [pending(call={"disposition": CallbackCall()}, expects=SINCE)],
+            [pending(call={"disposition": CallbackCall()}, answer_wait=SINCE)],
             False,
         ),
         (
-            [pending(question=FIRST, expects=SINCE)],
-            [pending(question=FIRST, expects=SINCE, answers=[ToolAnswer(value=1)])],
+            [pending(question=FIRST, answer_wait=SINCE)],
+            [pending(question=FIRST, answer_wait=SINCE, answers=[ToolAnswer(value=1)])],
             False,
         ),
     ],
@@ -183,11 +185,11 @@ def test_whether_something_else_waits(before: list[ToolCallState], after: list[T
 
 def test_a_wait_that_has_no_beginning_yet_is_not_told() -> None:
     assert build_waiting_key(holding()) == ()
-    assert build_waiting_key(holding(asks(), asks(2, waiting=None))) is None
+    assert build_waiting_key(holding(asks(), asks(2, approval_wait=None))) is None
     assert build_waiting_key(holding(pending(question=FIRST))) is None
 
 
 def test_whether_it_is_noted_survives_continue_as_new() -> None:
-    state = asking(1, noted=True)
+    state = asking(1, memo_is_written=True)
     assert carried_over(state).memo_is_written
-    assert "noted" not in build_continuation_input(asking(1), "run-1")["state"]
+    assert "memo_is_written" not in build_continuation_input(asking(1), "run-1")["state"]

@@ -499,7 +499,7 @@ def test_what_a_conversation_remembers_of_ids_is_bounded_in_bytes(monkeypatch):
     for n in range(200):
         if n == 100:  # an older engine had it meanwhile, which does not keep the size
             carried = json.loads(json.dumps(build_continuation_input(state, "run-1")))
-            assert carried["state"].pop("seen_bytes") >= measure_json(state.turn_by_message_id)
+            assert carried["state"].pop("turn_by_message_id_bytes") >= measure_json(state.turn_by_message_id)
             state = read_continued_state(carried, state.context_id)
         receive_message(state, {"content": None, "id": f"{n:04}" + "ж" * 60})
         assert f"{n:04}" + "ж" * 60 in state.turn_by_message_id

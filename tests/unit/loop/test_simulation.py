@@ -205,7 +205,7 @@ class Loop(RuleBasedStateMachine):
         if not self.run.state.cancelled and self.run.state.turn.failure is None:
             self.run.approval(decision)
 
-    @precondition(lambda self: self.run.ended is None and bool(self.run.state.background))
+    @precondition(lambda self: self.run.ended is None and bool(self.run.state.background_runs))
     @rule(index=st.integers(0, 9), state=st.sampled_from(["completed", "failed", "cancelled", "lost"]))
     def child_ends(self, index, state):
         self.run.child_ends(index, state)
@@ -340,7 +340,9 @@ class Loop(RuleBasedStateMachine):
                 elif isinstance(step, Wait) and step.until == "approval":
                     run.answer(declined=False)
                 elif step == Wait("child"):
-                    run.child_ends(next(n for n, row in enumerate(run.state.background_runs) if row.is_running), "completed")
+                    run.child_ends(
+                        next(n for n, row in enumerate(run.state.background_runs) if row.is_running), "completed"
+                    )
                 elif isinstance(step, Wait):
                     resume_run(run.state, None, run.now)
 
