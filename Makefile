@@ -131,6 +131,7 @@ lint: venv ## style, types, imports, lengths, determinism, small modules, API re
 	$(PY) scripts/lint_determinism.py
 	$(PY) scripts/lint_cycles.py
 	$(PY) scripts/lint_small_modules.py
+	$(PY) scripts/lint_rules.py
 	$(PY) scripts/reference.py --check
 
 # A lock and a stamp of its own: basedpyright brings Node along, which nothing else needs.
@@ -146,6 +147,7 @@ fmt: venv ## format, fix what ruff can fix, write the API reference
 	$(VENV)/bin/ruff format .
 	$(VENV)/bin/ruff check --fix .
 	$(PY) scripts/reference.py
+	$(PY) scripts/lint_rules.py --write
 
 check: lint test ## lint, then test: before a commit
 

@@ -5,3 +5,8 @@ outcome. The driver of the loop (the workflow, or a test in process) carries out
 back. ``refused_content``, ``transcript`` and the view in ``compaction`` work on messages, for the activities: the
 workflow has none.
 """
+
+RULES = 1
+"""The version of the rules by which ``decide`` and the ``apply`` functions change a state. A released change of what
+they do counts it up, and keeps the earlier rules for executions that began by them (``RunState.rules``), whose
+histories are replayed. ``scripts/lint_rules.py`` notices the change."""

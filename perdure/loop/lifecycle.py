@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
-from ..errors import InvalidInputError
+from ..errors import InvalidInputError, NewerStateError
 from ..types.approvals import hash_name
 from ..types.interface import OperatorPause
 from ..types.limits import Bounds
@@ -13,6 +13,7 @@ from ..types.messages import NAME_CHARS, clean_text
 from ..types.run_ids import read_tenant
 from ..types.state import Pause, RequestedPause, RunState, TurnAnswer, read_state
 from ..types.wire import TurnFailure
+from . import RULES
 from .apply import carry_results, drop_reminder, end_turn_at_limit
 from .children import drop_branches, list_running_branches
 from .external_calls import describe_withheld_result
@@ -232,13 +233,18 @@ def read_continued_state(raw: dict[str, Any], context_id: str) -> RunState:
     Raises ``NewerStateError``, ``InvalidInputError``.
     """
     state = read_state(raw[STATE_KEY])
+    if state.rules > RULES:
+        raise NewerStateError(f"state: it is decided by rules {state.rules}, this engine has rules up to {RULES}")
     if state.context_id != context_id:
         raise InvalidInputError(f"state: it belongs to run {state.context_id!r:.200}")
     return state
 
 
-def create_run_state(raw: Any, context_id: str, scope: str, parent_id: str | None = None) -> RunState:
-    """Create the state of a new run. ``parent_id``: the parent workflow that Temporal reports, if there is one.
+def create_run_state(
+    raw: Any, context_id: str, scope: str, parent_id: str | None = None, rules: int = RULES
+) -> RunState:
+    """Create the state of a new run. ``parent_id``: the parent workflow that Temporal reports, if there is one;
+    ``rules``: the version of the rules that it is decided by.
 
     Raises ``InvalidInputError`` that names what is wrong with ``raw``.
     """
@@ -249,6 +255,7 @@ def create_run_state(raw: Any, context_id: str, scope: str, parent_id: str | Non
     if parent is not None and not is_child:  # reopened by a client: only its restrictions hold
         parent = parent.model_copy(update={"background": False})
     state = RunState(
+        rules=rules,
         context_id=context_id,
         agent=start.agent,
         mode=start.mode,
@@ -282,4 +289,5 @@ def create_run_state(raw: Any, context_id: str, scope: str, parent_id: str | Non
 def build_continuation_input(state: RunState, run_id: str) -> dict[str, Any]:
     """Build the input of the execution that continues from ``state`` of ``run_id``; read back by
     :func:`read_continued_state`."""
-    return {STATE_KEY: state.model_dump(mode="json", exclude_none=True), CONTINUED_RUN_KEY: run_id}
+    carried = state.model_copy(update={"rules": RULES})  # the next execution begins by the rules of this engine
+    return {STATE_KEY: carried.model_dump(mode="json", exclude_none=True), CONTINUED_RUN_KEY: run_id}

@@ -21,12 +21,13 @@ from temporalio.exceptions import ApplicationError
 from temporalio.service import RPCError
 from temporalio.worker import ActivityInboundInterceptor, ExecuteActivityInput, Interceptor
 
-from ..errors import PerdureError
+from ..errors import NewerStateError, PerdureError
 from ..ports import Journal, timestamp
 from ..types.interface import PENDING_ATTRIBUTE
 from ..types.schema_version import check_schema_version
 from ..types.wire import (
     COLLECT_ACTIVITY,
+    ENGINE_ACTIVITY_PREFIX,
     MODEL_ACTIVITY,
     NOTHING_RECORDED,
     CallFacts,
@@ -200,6 +201,8 @@ def _parse_activity_input(input: ExecuteActivityInput) -> ActivityCall:
         for part in (raw, raw.get("model"), raw.get("tool")):
             check_schema_version(part, "the input of a call that is collected")
         return CollectCall(input=CollectInput.model_validate(raw), **attempt)
+    if info.activity_type.startswith(ENGINE_ACTIVITY_PREFIX):  # the dynamic activity takes every unknown type
+        raise NewerStateError(f"activity {info.activity_type} is not one of this engine's: a newer one scheduled it")
     first = raw[0]  # a dynamic activity gets its arguments undecoded, as a list
     plain = activity.payload_converter().from_payload(first.payload) if isinstance(first, RawValue) else first
     check_schema_version(plain, "the input of the tool call")

@@ -28,6 +28,10 @@ MAX_NAMED_TURNS = 1000
 """Most turns named by their senders that are kept to recognise a repeated name."""
 
 
+def _is_first(version: int) -> bool:
+    return version == 1
+
+
 class StatePart(BaseModel):
     """Mutable part of the state."""
 
@@ -183,6 +187,9 @@ class RunState(StatePart):
     """The whole state of a conversation, except its transcript."""
 
     schema_version: int = SCHEMA_VERSION
+    rules: int = Field(default=1, exclude_if=_is_first)
+    """The version of the loop's rules by which the execution decides: ``loop.RULES`` of the engine that began it. It
+    stays, whichever engine continues it."""
     context_id: str
     agent: str
     mode: Mode = "run"

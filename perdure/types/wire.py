@@ -23,6 +23,7 @@ MODEL_ACTIVITY = "perdure.model"
 COLLECT_ACTIVITY = "perdure.collect"
 NOTHING_RECORDED = "nothing recorded"
 """Detail of the failure or cancellation of an activity whose own code knows that the journal has nothing of it."""
+ENGINE_ACTIVITY_PREFIX = "perdure."
 TOOL_ACTIVITY_PREFIX = "tool."
 """Prefix of a tool call's activity type; the tool's name follows."""
 REMOTE_BYTES = 256 * 1024

@@ -18,7 +18,7 @@ from temporalio import workflow
 from temporalio.common import VersioningBehavior
 from temporalio.exceptions import ApplicationError
 
-from ..loop import decide, lifecycle
+from ..loop import RULES, decide, lifecycle
 from ..loop.approvals import update_approval_waits
 from ..loop.background import answer_collect_calls
 from ..loop.compaction import CompactConversation
@@ -123,7 +123,8 @@ class AgentWorkflow(WorkflowHandlers):
         with translate_input_errors("the input"):
             carried = lifecycle.is_continuation_input(raw, info.continued_run_id)
             parent_id = info.parent.workflow_id if info.parent else None
-            state = None if carried else lifecycle.create_run_state(raw, info.workflow_id, scope, parent_id)
+            rules = 1 if carried else _choose_rules()
+            state = None if carried else lifecycle.create_run_state(raw, info.workflow_id, scope, parent_id, rules)
         if state is None:  # an error here fails the workflow task, not the run: another worker may be able to go on
             state = lifecycle.read_continued_state(raw, info.workflow_id)
         self._set_state(state)
@@ -186,6 +187,12 @@ class VersionedAgentWorkflow(AgentWorkflow):
     async def run(self, raw: Any = None, *more: Any) -> dict[str, Any]:
         """See base class."""
         return await super().run(raw, *more)
+
+
+def _choose_rules() -> int:
+    """Return the version of the loop's rules for a run that begins: this engine's, but in a replay those by which the
+    run began."""
+    return next((rules for rules in range(RULES, 1, -1) if get_host().patched(f"perdure-rules-{rules}")), 1)
 
 
 def _decide_next_step(state: RunState, now: datetime) -> decide.NextStep:

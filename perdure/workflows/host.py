@@ -115,6 +115,11 @@ class Host:
         """Return the time of the present workflow task."""
         return workflow.now()
 
+    def patched(self, name: str) -> bool:
+        """Whether this execution began, or begins now, with the change ``name``; history has a marker that says so."""
+        _record_command()
+        return workflow.patched(name)
+
     def all_handlers_finished(self) -> bool:
         """Whether no signal or update is being handled."""
         return workflow.all_handlers_finished()

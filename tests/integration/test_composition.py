@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 from temporalio import activity, workflow
 from temporalio.client import Client as TemporalClient
-from temporalio.common import RawValue
+from temporalio.client import WorkflowFailureError
+from temporalio.common import RawValue, RetryPolicy
+from temporalio.exceptions import ActivityError, ApplicationError
 from temporalio.worker import ActivityInboundInterceptor, ExecuteActivityInput, Interceptor
 from temporalio.worker import Worker as TemporalWorker
 
@@ -141,3 +143,36 @@ async def test_every_call_is_a_span(engine: Engine, spans: Any) -> None:
     chat = found["perdure.chat/None"]
     assert chat.attributes["gen_ai.usage.output_tokens"] == 1
     assert found["perdure.execute_tool/double"].parent is not None  # inside the model call that it belongs to
+
+
+@workflow.defn(sandboxed=False)
+class OfANewerEngine:
+    @workflow.run
+    async def run(self) -> None:
+        once = RetryPolicy(maximum_attempts=1)
+        await workflow.execute_activity(
+            "perdure.novelty", {"a": 1}, start_to_close_timeout=timedelta(seconds=10), retry_policy=once
+        )
+
+
+@pytest.mark.server
+async def test_an_activity_of_a_newer_engine_is_left_to_its_workers(engine: Engine) -> None:
+    """The dynamic activity of tools takes every type that no other has."""
+    temporal = await engine.temporal()
+    worker = TemporalWorker(
+        temporal,
+        task_queue=engine.task_queue,
+        workflows=[OfANewerEngine],
+        plugins=[PerdurePlugin([adder()], store_url=engine.store_url)],
+    )
+    async with worker:
+        with pytest.raises(WorkflowFailureError) as failed:
+            await temporal.execute_workflow(
+                OfANewerEngine.run, id=f"newer-{uuid.uuid4().hex}", task_queue=engine.task_queue
+            )
+    refused = failed.value.cause
+    assert isinstance(refused, ActivityError)
+    assert isinstance(refused.cause, ApplicationError)
+    assert refused.cause.type == "NewerStateError"
+    assert not refused.cause.non_retryable
+    assert "perdure.novelty" in refused.cause.message

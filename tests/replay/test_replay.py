@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 from temporalio.client import WorkflowHistory
 
+from perdure.loop import lifecycle
 from perdure.worker.replay import replay_histories
+from perdure.workflows import agent
 from tests.replay.record import HISTORIES
 from tests.replay.scenarios import SCENARIOS
 from tests.support.histories import idle_tasks
@@ -81,3 +83,14 @@ async def test_a_history_that_ends_otherwise_does_not_replay() -> None:
     started = whole["events"][0]["workflowExecutionStartedEventAttributes"]
     error = await replays(WorkflowHistory.from_json(started["workflowId"], json.dumps(history)))
     assert str(error).startswith("NondeterminismError: ")
+
+
+@pytest.mark.parametrize("name", ["one_tool", "session_closed_in_a_turn"])
+async def test_a_run_goes_on_by_the_rules_with_which_it_began(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With rules that count as newer, a history that began without a marker is replayed by the first ones."""
+    began = []
+    create = lifecycle.create_run_state
+    monkeypatch.setattr(lifecycle, "create_run_state", lambda *given: began.append(given[-1]) or create(*given))
+    monkeypatch.setattr(agent, "RULES", 3)
+    assert await replays(read(HISTORIES / "0.1" / f"{name}.json")) is None
+    assert began == [1]
