@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ..client.client import Client
     from ..client.inbox import PendingCall
     from ..client.run import Run
-    from ..types.approvals import DecidedApproval, PendingApproval, StandingApproval
+    from ..types.approvals import DecidedApproval, StandingApproval, WaitingCall
     from ..types.messages import Message
 
 
@@ -61,7 +61,7 @@ def answer(
     output.print_result(answered.model_dump(mode="json"), f"{answered.name} is answered{_format_actor(answered)}")
 
 
-async def _find_unanswered_call(run: Run, call: str | None) -> PendingApproval | None:
+async def _find_unanswered_call(run: Run, call: str | None) -> WaitingCall | None:
     """The pending call that this answers. None when it is ambiguous; ``Run.answer`` then raises the error."""
     pending = (await run.status()).approvals
     matching = [waiting for waiting in pending if waiting.kind != "approval" and call in (None, waiting.call_id)]

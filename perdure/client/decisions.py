@@ -13,6 +13,7 @@ import uuid
 from collections import Counter
 from collections.abc import AsyncIterable, Mapping, Sequence
 from contextlib import aclosing
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
@@ -21,7 +22,7 @@ from ..errors import InvalidInputError, PerdureError, RunClosedError
 from ..loop.payload_limits import DECISIONS_BYTES, MAX_PAST_DECISIONS, select_latest_rows
 from ..loop.requests import as_text, build_late_error, find_repeated, hash_answer, read_answer, read_decision
 from ..temporal_errors import build_unreachable_error
-from ..types.approvals import ApprovalDecision, DecidedApproval, PendingApproval, StandingApproval, hash_arguments
+from ..types.approvals import ApprovalDecision, DecidedApproval, StandingApproval, WaitingCall, hash_arguments
 from ..types.interface import Status
 from ..types.plain_json import to_plain_json
 from ..types.tool_calls import CallAnswer
@@ -47,6 +48,33 @@ class WaitRef(NamedTuple):
     """That of the reviewed call or question. An approval without it applies to the call that waits at this moment."""
     since: str | None = None
     """When the reviewed wait began: ISO 8601, UTC."""
+
+
+WAIT_ID_SEPARATOR = "|"
+
+
+@dataclass(frozen=True, slots=True)
+class RunWait:
+    """A call that waits for a person or a client, and its run: the one that is asked for, or a subagent's."""
+
+    run_id: str
+    call: WaitingCall
+
+    @property
+    def id(self) -> str:
+        """Names the run, the call and its arguments, so that nothing has to be kept between two requests."""
+        return WAIT_ID_SEPARATOR.join((self.run_id, self.call.call_id, self.call.hash))
+
+    def is_same(self, other: RunWait) -> bool:
+        """Whether both are one wait: a call may ask again, and a model may use an id again."""
+        ours, theirs = self.call, other.call
+        if (self.run_id, ours.call_id, ours.hash) != (other.run_id, theirs.call_id, theirs.hash):
+            return False
+        return None in (ours.since, theirs.since) or ours.since == theirs.since
+
+    def is_in(self, waits: Sequence[RunWait]) -> bool:
+        """Whether it is one of ``waits``."""
+        return any(map(self.is_same, waits))
 
 
 async def decide_pending_call(
@@ -180,7 +208,7 @@ async def _find_wait(run: RunHandle, wanted: WaitRef, *, approval: bool) -> Wait
 
 
 def _build_choice_error(
-    run: RunHandle, status: Status, waits: Sequence[PendingApproval], *, approval: bool
+    run: RunHandle, status: Status, waits: Sequence[WaitingCall], *, approval: bool
 ) -> InvalidInputError:
     """Build the error for not exactly one pending call."""
     wanted, other = ("approval", "an answer") if approval else ("an answer", "approval")

@@ -27,7 +27,7 @@ from ..types.redaction import find_address_secrets
 from .audit import audit_steering
 from .decisions import WaitRef, answer_pending_call
 from .handles import ClientHandle
-from .pages import MAX_PAGE, Wait, gather_bounded, list_wait_page
+from .pages import MAX_PAGE, InboxEntry, gather_bounded, list_wait_page
 from .progress import refuse_without_worker
 
 logger = logging.getLogger("perdure.client")
@@ -171,7 +171,7 @@ class McpGrants:
         """
         answered: dict[tuple[str, str], bool] = {}
 
-        async def answer(wait: Wait) -> None:
+        async def answer(wait: InboxEntry) -> None:
             run, question = self._client.run(wait.run_id), WaitRef(wait.call_id, wait.hash)
             try:
                 await refuse_without_worker(run, answer_pending_call(run, question, True, by=by))
@@ -188,8 +188,8 @@ class McpGrants:
         done = [run_id for (run_id, _), is_told in answered.items() if is_told]
         return done, [run_id for (run_id, _), is_told in answered.items() if not is_told]
 
-    async def _list_waits_for(self, key: GrantKey) -> list[Wait]:
-        found: list[Wait] = []
+    async def _list_waits_for(self, key: GrantKey) -> list[InboxEntry]:
+        found: list[InboxEntry] = []
         cursor: str | None = None
         while True:
             page = await list_wait_page(self._client, kind="question", limit=MAX_PAGE, cursor=cursor)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from ..errors import NoWorkerError, PerdureError, RunClosedError, RunNotFoundError, RunNotReadyError, RunStuckError
 from ..temporal_service import find_failing_task
-from ..types.approvals import Consent, DecidedApproval, PendingApproval, PendingKind
+from ..types.approvals import Consent, DecidedApproval, PendingKind, WaitingCall
 from ..types.interface import WORKFLOW_TYPE, Status
 from .decisions import WaitRef, answer_pending_call, decide_pending_call
 from .handles import ClientHandle
@@ -214,7 +214,7 @@ async def _read_pending_calls(
     return [_build_inbox_call(run, name, call) for call in pending if agent in (None, name)]
 
 
-def _build_inbox_call(run: Run, agent: str, pending: PendingApproval) -> PendingCall:
+def _build_inbox_call(run: Run, agent: str, pending: WaitingCall) -> PendingCall:
     return PendingCall(
         run=run,
         agent=agent,

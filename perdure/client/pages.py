@@ -26,7 +26,7 @@ from ..store.cache import ByteLRU
 from ..store.chain import decode_node
 from ..store.transcripts import load_full_conversation
 from ..temporal_errors import is_missing_attribute, translate_service_error
-from ..types.approvals import OnExpiry, PendingApproval, PendingKind
+from ..types.approvals import OnExpiry, PendingKind, WaitingCall
 from ..types.messages import Message, clean_text
 from .handles import ClientHandle
 from .visibility import (
@@ -378,7 +378,7 @@ def _build_recorded_run(row: RunRow) -> RunSummary:
 
 
 @dataclass(frozen=True, slots=True)
-class Wait:
+class InboxEntry:
     """A call that waits for an approval, an answer or a client's result, as a row of an inbox."""
 
     run_id: str
@@ -413,7 +413,7 @@ class Wait:
 class WaitPage:
     """A page of calls that wait. ``cursor`` is as in :class:`RunPage`."""
 
-    waits: tuple[Wait, ...]
+    waits: tuple[InboxEntry, ...]
     cursor: str | None
 
 
@@ -433,7 +433,7 @@ async def list_wait_page(
     filters = {"agent": agent, "kind": kind, "by_expiry": by_expiry}
     after = None if cursor is None else WaitCursor(*decode_cursor("waits", filters, cursor, 3))
     store = await client.store()
-    waits: list[Wait] = []
+    waits: list[InboxEntry] = []
     is_shown = False
     for _ in range(_MAX_REQUESTS):
         size = limit - len(waits)
@@ -462,7 +462,7 @@ async def _select_visible(
     return pairs if visible is None else [pair for pair in pairs if await visible(*pair)]
 
 
-async def _check_waits(client: ClientHandle, pairs: Sequence[tuple[WaitRow, RunRow | None]]) -> list[Wait]:
+async def _check_waits(client: ClientHandle, pairs: Sequence[tuple[WaitRow, RunRow | None]]) -> list[InboxEntry]:
     """Build the waits of those rows that are not out of date, by their runs' memos."""
 
     async def read(id: str) -> _RunState | None:
@@ -478,7 +478,7 @@ async def _check_waits(client: ClientHandle, pairs: Sequence[tuple[WaitRow, RunR
 class _RunState:
     """What an open run says of its pending calls."""
 
-    pending: Sequence[PendingApproval] | None
+    pending: Sequence[WaitingCall] | None
     """None if only the run itself has them."""
     labels: Mapping[str, str]
 
@@ -494,7 +494,7 @@ async def _read_run_state(client: ClientHandle, id: str) -> _RunState | None:
     return _RunState(await read_pending_memo(description), await read_labels(description))
 
 
-def _build_wait(row: WaitRow, run: RunRow | None, state: _RunState | None) -> Wait | None:
+def _build_wait(row: WaitRow, run: RunRow | None, state: _RunState | None) -> InboxEntry | None:
     """Build the wait of ``row``; None if it is out of date."""
     if state is None:
         return None
@@ -510,7 +510,7 @@ def _build_wait(row: WaitRow, run: RunRow | None, state: _RunState | None) -> Wa
     fields = {name: asked.get(name) for name in ("arguments", "form", "consent")}
     kept = {name: value for name, value in fields.items() if len(json.dumps(value).encode()) <= SHOWN_BYTES}
     is_question_cut = question is not None and len(question) > _QUESTION_CHARS
-    return Wait(
+    return InboxEntry(
         row.context_id,
         row.call_id,
         row.kind,

@@ -29,7 +29,7 @@ from temporalio.service import RPCError, RPCStatusCode, WorkflowService
 from .. import config
 from ..errors import InvalidInputError, PerdureError, StoreError
 from ..temporal_errors import is_missing_attribute, translate_service_error
-from ..types.approvals import PendingApproval
+from ..types.approvals import WaitingCall
 from ..types.interface import (
     AGENT_ATTRIBUTE,
     PENDING_ATTRIBUTE,
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("perdure.client")
 
-_PENDING_ADAPTER = TypeAdapter(tuple[PendingApproval, ...], config=ConfigDict(defer_build=True))
+_PENDING_ADAPTER = TypeAdapter(tuple[WaitingCall, ...], config=ConfigDict(defer_build=True))
 MAY_WAIT_FILTER = f"({PENDING_ATTRIBUTE} > 0 OR {PENDING_ATTRIBUTE} IS NULL)"
 """Runs that may have pending calls. A run without the attribute is included and must be asked: it may have begun to
 wait a moment ago, or none of its workers can set the attribute."""
@@ -572,7 +572,7 @@ async def read_end_fields(run: RunHandle, closed: Status, run_id: str) -> dict[s
     return dict(fields)
 
 
-async def read_pending_memo(execution: WorkflowExecution) -> tuple[PendingApproval, ...] | None:
+async def read_pending_memo(execution: WorkflowExecution) -> tuple[WaitingCall, ...] | None:
     """Return the pending calls of the run ``execution``; None if only the run itself has them.
 
     That is a run without the attribute of their number, or whose memo does not have them: the list is too long for it,

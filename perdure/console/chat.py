@@ -387,7 +387,7 @@ async def send(page: Page) -> Response:
 
 
 @dataclass(frozen=True)
-class Wait:
+class WaitForms:
     """A call of the transcript that waits, with its forms; ``outcome`` if it was decided since."""
 
     block: CallBlock
@@ -412,7 +412,7 @@ class Wait:
         return [known for known in self.fields if known.name not in (self.block.arguments or {})]
 
 
-async def _find_waits(page: Page, blocks: Sequence[Block]) -> dict[str, Wait]:
+async def _find_waits(page: Page, blocks: Sequence[Block]) -> dict[str, WaitForms]:
     open_calls = [
         block
         for block in blocks
@@ -426,7 +426,7 @@ async def _find_waits(page: Page, blocks: Sequence[Block]) -> dict[str, Wait]:
     return {}
 
 
-async def _build_wait(page: Page, block: CallBlock, status: Status | None, *, is_own: bool) -> Wait:
+async def _build_wait(page: Page, block: CallBlock, status: Status | None, *, is_own: bool) -> WaitForms:
     is_approval = block.state == "approval"
     resource = page.call.resource or Resource("session")
     pending = None if status is None else next((one for one in status.approvals if one.call_id == block.call_id), None)
@@ -448,7 +448,7 @@ async def _build_wait(page: Page, block: CallBlock, status: Status | None, *, is
     if is_approval and may and is_whole:
         schema = await find_tool_schema(page.call, page.call.params["agent"], block.name)
         fields = build_fields(schema, cast(Mapping[str, Any], arguments))
-    return Wait(
+    return WaitForms(
         block,
         is_approval,
         may,

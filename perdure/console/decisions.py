@@ -22,7 +22,7 @@ from ..client.deferred_decisions import build_decision_row, read_answer
 from ..client.visibility import read_pending_memo
 from ..errors import InvalidInputError, PerdureError
 from ..ports.decisions import DecisionRow
-from ..types.approvals import DecidedApproval, PendingApproval
+from ..types.approvals import DecidedApproval, WaitingCall
 from ..types.interface import Status
 from ..web.auth import Resource
 from ..web.operations import Call
@@ -100,7 +100,7 @@ def build_problem_outcome(key: str, session: str, problem: Mapping[str, Any]) ->
     return Outcome(key, "warn", title, detail, session, "", is_over)
 
 
-async def find_pending(call: Call, call_id: str) -> tuple[PendingApproval | None, Status]:
+async def find_pending(call: Call, call_id: str) -> tuple[WaitingCall | None, Status]:
     """Return the pending call, and the run's status; if no worker answers in time, what the run's memo has of it."""
     task = asyncio.ensure_future(call.run.status())
     done, _ = await asyncio.wait([task], timeout=STATUS_SECONDS)

@@ -20,7 +20,7 @@ from starlette.responses import JSONResponse, Response
 from ..client.pages import gather_bounded
 from ..errors import InvalidInputError, PerdureError, RunNotFoundError
 from ..ports import RunRow, WaitRow
-from ..types.approvals import DecidedApproval, PendingApproval, hash_arguments, hash_name
+from ..types.approvals import DecidedApproval, WaitingCall, hash_arguments, hash_name
 from ..types.interface import Status
 from ..web.approvals import ApprovalsQuery, Decision, DecisionResult, Decisions, decide_approvals, list_approvals
 from ..web.approvals import PendingCall as InboxCall
@@ -436,7 +436,7 @@ async def _list_others(page: Page, resource: Resource, call_id: str) -> list[Wai
     ]
 
 
-def _find_arguments(pending: PendingApproval, block: Any) -> Mapping[str, Any] | None:
+def _find_arguments(pending: WaitingCall, block: Any) -> Mapping[str, Any] | None:
     """Return the arguments that the hash is of, in the model's order, which the events have; large ones only they
     have."""
     given = block.arguments if isinstance(block, CallBlock) else None

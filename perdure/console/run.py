@@ -165,7 +165,7 @@ def _list_shown_children(view: View) -> list[str]:
 
 
 @dataclass(frozen=True)
-class PendingWait:
+class ShownWait:
     """A call of the run, or of a subagent, that waits for a person or a client."""
 
     run_id: str
@@ -181,11 +181,11 @@ class PendingWait:
     """The agent of the subagent whose call it is."""
 
 
-async def _list_waits(page: Page, status: Status | None) -> list[PendingWait]:
+async def _list_waits(page: Page, status: Status | None) -> list[ShownWait]:
     """List what waits: of the run as it says itself, else as the store has it, as what waits in the runs below it."""
     run_id, resource = page.call.params["id"], page.call.resource or Resource("session")
     own = None if status is None else [
-        PendingWait(run_id, one.call_id, one.kind, one.name, one.hash, one.expires, one.on_expiry, one.separate)
+        ShownWait(run_id, one.call_id, one.kind, one.name, one.hash, one.expires, one.on_expiry, one.separate)
         for one in status.approvals
     ]  # fmt: skip
     found = list(own or ())
@@ -196,7 +196,7 @@ async def _list_waits(page: Page, status: Status | None) -> list[PendingWait]:
         if (is_own and own is None) or (not is_own and await page.call.may("read", below)):
             subagent = "" if is_own else row.agent
             found.append(
-                PendingWait(
+                ShownWait(
                     *(row.context_id, row.call_id, row.kind, row.tool, row.hash, row.expires_at, None),
                     subagent=subagent,
                 )

@@ -17,10 +17,10 @@ from ..types.approvals import (
     ApprovalOutcome,
     DecidedApproval,
     DecisionState,
-    PendingApproval,
     Revocation,
     RevokedApproval,
     StandingApproval,
+    WaitingCall,
     hash_arguments,
     hash_name,
 )
@@ -36,7 +36,7 @@ from .questions import check_value, take_answer
 from .requests import DECISION_OUTCOMES, build_late_error, find_repeated, parse_request, read_answer, read_decision
 from .results import build_error_result
 from .waits import (
-    PendingWait,
+    CallWait,
     check_requester_room,
     has_requested,
     mark_reminder_due,
@@ -153,7 +153,7 @@ def update_approval_waits(state: RunState, now: datetime) -> None:
     collect_results(state)
 
 
-def list_pending_approvals(state: RunState) -> list[PendingApproval]:
+def list_pending_approvals(state: RunState) -> list[WaitingCall]:
     """List the waits for a person as ``status`` shows them: approvals first."""
     waits = sorted(pending_waits(state), key=lambda wait: wait.kind != "approval")
     return [wait.show() for wait in waits]
@@ -210,7 +210,7 @@ def _resolve(state: RunState, update: ApprovalDecision | CallAnswer, now: dateti
     return decided
 
 
-def _check(state: RunState, update: ApprovalDecision | CallAnswer, now: datetime) -> PendingWait | DecidedApproval:
+def _check(state: RunState, update: ApprovalDecision | CallAnswer, now: datetime) -> CallWait | DecidedApproval:
     """Return the wait that ``update`` ends, or the record of what it repeats. Raises as :func:`check_approval`."""
     is_decision = isinstance(update, ApprovalDecision)
     waits = (wait for wait in pending_waits(state) if wait.pending.call.id == update.call_id)
@@ -273,7 +273,7 @@ def _is_input(pending: ToolCallState, decision: ApprovalDecision) -> bool:
     )
 
 
-def _is_meant(wait: PendingWait, update: ApprovalDecision | CallAnswer) -> bool:
+def _is_meant(wait: CallWait, update: ApprovalDecision | CallAnswer) -> bool:
     """Whether the sender has seen the present wait, by its hash. Without a hash a call may be denied, and its first
     question answered."""
     if update.hash is not None:

@@ -25,7 +25,7 @@ from .apply import collect_results
 from .external_calls import set_clearance, set_external_result
 from .requests import as_text, hash_answer
 from .results import build_error_result, build_result, can_fit_result
-from .waits import PendingWait, get_callback_approval, pending_waits, record_requester, remember
+from .waits import CallWait, get_callback_approval, pending_waits, record_requester, remember
 
 
 def apply_question(state: RunState, op: int, question: Question, now: datetime) -> None:
@@ -89,7 +89,7 @@ def take_answer(state: RunState, pending: ToolCallState, answer: CallAnswer, now
     return remember(state, pending, state="answered", at=at, by=by, comment=error, hash=hash_answer(answer))
 
 
-def check_value(state: RunState, wait: PendingWait, answer: CallAnswer) -> None:
+def check_value(state: RunState, wait: CallWait, answer: CallAnswer) -> None:
     """Raise ``InvalidInputError`` for a value that does not fit what ``wait`` asks for: its form, size or store."""
     pending, terms = wait.pending, wait.terms
     assert isinstance(terms, Question | CallbackCall), "it waits for an answer"

@@ -1,6 +1,6 @@
 """Calls that wait for a person: what each waits for, when the wait begins and expires, and its reminders.
 
-Approvals, questions and callbacks are three kinds of one wait. :class:`PendingWait` is that wait of a
+Approvals, questions and callbacks are three kinds of one wait. :class:`CallWait` is that wait of a
 :class:`~perdure.types.state.ToolCallState`; ``decide.Wait`` is the step in which the whole run waits.
 """
 
@@ -18,10 +18,10 @@ from ..types.approvals import (
     ApprovalOutcome,
     ApprovalTerms,
     DecidedApproval,
-    PendingApproval,
     PendingKind,
     Reminder,
-    WaitState,
+    WaitingCall,
+    WaitPeriod,
     hash_arguments,
     hash_name,
 )
@@ -32,7 +32,7 @@ from .payload_limits import DECISIONS_BYTES, MAX_PAST_DECISIONS, select_latest_r
 
 
 @dataclass(frozen=True, slots=True)
-class PendingWait:
+class CallWait:
     """What a call waits for. A view: the data of the wait is in ``pending``."""
 
     pending: ToolCallState
@@ -47,7 +47,7 @@ class PendingWait:
         return terms
 
     @property
-    def period(self) -> WaitState | None:
+    def period(self) -> WaitPeriod | None:
         """When the wait began and when it expires; None until :meth:`begin`."""
         return self.pending.approval_wait if self.kind == "approval" else self.pending.answer_wait
 
@@ -68,7 +68,7 @@ class PendingWait:
             return
         terms, at = self.terms, now.timestamp()
         remind = terms.remind if isinstance(terms, ApprovalTerms) else None
-        period = WaitState(
+        period = WaitPeriod(
             since=now.isoformat(),
             until=None if terms.expires is None else at + terms.expires,
             next=None if remind is None else at + remind,
@@ -88,11 +88,11 @@ class PendingWait:
         until, _ = self.ends()
         return until is not None and until <= now.timestamp()
 
-    def show(self) -> PendingApproval:
+    def show(self) -> WaitingCall:
         """Build the entry of the wait in ``Status.approvals`` and in the memo."""
         pending, terms, period = self.pending, self.terms, self.period
         until = period.until if period else None
-        return PendingApproval(
+        return WaitingCall(
             kind=self.kind,
             call_id=pending.call.id,
             name=pending.call.name,
@@ -138,9 +138,9 @@ def is_waiting_for_person(pending: ToolCallState) -> bool:
     return wait_kind(pending) is not None
 
 
-def pending_waits(state: RunState) -> list[PendingWait]:
+def pending_waits(state: RunState) -> list[CallWait]:
     """List the waits for a person, in the order of the calls. Status, memo, timers and updates all read it here."""
-    return [PendingWait(pending, kind) for pending in state.calls if (kind := wait_kind(pending)) is not None]
+    return [CallWait(pending, kind) for pending in state.calls if (kind := wait_kind(pending)) is not None]
 
 
 def find_next_deadline(state: RunState) -> float | None:

@@ -287,7 +287,7 @@ def _build_question_asked(
     *,
     arguments: dict[str, Any] | None = None,
 ) -> QuestionAsked:
-    """Build the event; ``hash`` is that of ``PendingWait``, which the answer names."""
+    """Build the event; ``hash`` is that of ``CallWait``, which the answer names."""
     details: dict[str, Any] = {"kind": "callback", "arguments": arguments}
     if isinstance(terms, Question):
         details = {"question": terms.text, "consent": terms.consent}

@@ -57,7 +57,7 @@ class ApprovalTerms(Data):
     """Seconds between two reminders; None for no reminders."""
 
 
-class WaitState(Data):
+class WaitPeriod(Data):
     """Since when a call waits, and until when."""
 
     since: str
@@ -166,7 +166,7 @@ class Consent(Data):
     """The user of a grant for one user, "" for the grant that the tenant's runs share."""
 
 
-class PendingApproval(Data):
+class WaitingCall(Data):
     """A call that waits for a decision or an answer."""
 
     kind: PendingKind = "approval"

@@ -12,7 +12,7 @@ from pydantic_core import PydanticCustomError
 from typing_extensions import TypeVar
 
 from ..errors import InvalidInputError
-from .approvals import MAX_SENDERS, DecidedApproval, NameHash, PendingApproval, StandingApproval
+from .approvals import MAX_SENDERS, DecidedApproval, NameHash, StandingApproval, WaitingCall
 from .client_tools import ClientTools
 from .limits import Bounds, Count, LimitUse, RunLimits, Seconds
 from .messages import (
@@ -477,7 +477,7 @@ class Status(Data):
     calls: tuple[ChildStatus, ...] = ()
     background: tuple[BackgroundStatus, ...] = ()
     """Subagents in background, also those that have ended."""
-    approvals: tuple[PendingApproval, ...] = ()
+    approvals: tuple[WaitingCall, ...] = ()
     """Calls that wait for a decision or an answer, also while other calls run."""
     decided: tuple[DecidedApproval, ...] = ()
     """Decided approvals and answered calls, the latest last."""

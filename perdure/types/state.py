@@ -10,7 +10,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_serializer, field_validator
 
 from ..errors import InvalidInputError
-from .approvals import ApprovalOutcome, DecidedApproval, RevokedApproval, StandingApproval, WaitState
+from .approvals import ApprovalOutcome, DecidedApproval, RevokedApproval, StandingApproval, WaitPeriod
 from .client_tools import ClientTools
 from .interface import Mode, OperatorPause, Parent, TurnStatus
 from .limits import Bounds, LimitUse
@@ -49,12 +49,12 @@ class ToolCallState(StatePart):
     """It waits until the limit of tool calls is raised."""
     released: bool = Field(default=False, exclude_if=operator.not_)
     """The limit was raised for it."""
-    approval_wait: WaitState | None = None
+    approval_wait: WaitPeriod | None = None
     """Since when it waits for approval, if it needs approval; ``approval`` is the outcome."""
     approval: ApprovalOutcome | None = None
     question: Question | None = None
     """The question of its tool that is pending now."""
-    answer_wait: WaitState | None = None
+    answer_wait: WaitPeriod | None = None
     """Since when it waits for an answer: to its question, or in place of its result."""
     answers: list[ToolAnswer] = Field(default=[], exclude_if=operator.not_)
     """Its answers so far."""

@@ -13,6 +13,7 @@ from typing import Any
 from ag_ui.core import PROTOCOL_VERSION
 from pydantic import BaseModel
 
+from ..client.decisions import RunWait
 from ..types.events import (
     ConversationCompacted,
     Event,
@@ -29,7 +30,6 @@ from ..types.events import (
 )
 from ..types.messages import NAME_CHARS, Usage
 from .turns import (
-    OpenWait,
     Replies,
     Reply,
     describe_answer,
@@ -200,7 +200,7 @@ class AguiTranslator:
         self._emit("CUSTOM", name=f"perdure.{name}", value=value)
         return self._take()
 
-    def finish(self, waits: Sequence[OpenWait] = ()) -> list[Frame]:
+    def finish(self, waits: Sequence[RunWait] = ()) -> list[Frame]:
         """Return the last frames: the turn has ended, or only the calls of ``waits`` are left."""
         self._frames = []
         self._close_open()
@@ -225,7 +225,7 @@ class AguiTranslator:
 
     # --- its parts
 
-    def _build_outcome(self, waits: Sequence[OpenWait]) -> Frame:
+    def _build_outcome(self, waits: Sequence[RunWait]) -> Frame:
         asked = [wait for wait in waits if not self._is_frontend(wait)]
         if asked:
             return {"type": "interrupt", "interrupts": [self._build_interrupt(wait) for wait in asked]}
@@ -237,10 +237,10 @@ class AguiTranslator:
             return {"type": "cancelled"}
         return {"type": "success"}
 
-    def _is_frontend(self, wait: OpenWait) -> bool:
+    def _is_frontend(self, wait: RunWait) -> bool:
         return wait.call.kind == "callback" and wait.call.name in self._frontend_tools
 
-    def _build_interrupt(self, wait: OpenWait) -> Frame:
+    def _build_interrupt(self, wait: RunWait) -> Frame:
         call = wait.call
         interrupt: Frame = {
             "id": wait.id,

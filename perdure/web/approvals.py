@@ -11,7 +11,7 @@ from typing import Any, Literal, cast
 from pydantic import BaseModel, Field, JsonValue
 from starlette.responses import Response
 
-from ..client.pages import Wait, list_wait_page
+from ..client.pages import InboxEntry, list_wait_page
 from ..client.progress import refuse_without_worker
 from ..errors import InvalidInputError, PerdureError, RunNotFoundError
 from ..ports import RunRow, WaitRow
@@ -98,7 +98,7 @@ async def list_approvals(call: Call) -> ApprovalList:
     return ApprovalList(data=[_build_pending_call(wait) for wait in page.waits], cursor=page.cursor)
 
 
-def _build_pending_call(wait: Wait) -> PendingCall:
+def _build_pending_call(wait: InboxEntry) -> PendingCall:
     names = PendingCall.model_fields.keys() - {"session"}
     return PendingCall(session=wait.run_id, **{name: getattr(wait, name) for name in names})
 

@@ -22,7 +22,7 @@ from starlette.routing import Route
 from ..client.audit import audit_caller
 from ..client.progress import refuse_without_worker
 from ..errors import PerdureError, RunNotFoundError
-from ..types.approvals import PendingApproval
+from ..types.approvals import WaitingCall
 from ..types.interface import Status
 from .auth import Resource
 from .lists import GivenResults, read_given_results
@@ -94,12 +94,12 @@ async def _show(call: Call) -> Response:
     return _page(title, f"<ul>{rows}</ul>{_build_arguments(pending)}{evidence}{form}")
 
 
-async def _find_pending(call: Call) -> tuple[PendingApproval | None, Status]:
+async def _find_pending(call: Call) -> tuple[WaitingCall | None, Status]:
     status = await call.run.status()
     return next((one for one in status.approvals if one.call_id == call.params["call_id"]), None), status
 
 
-def _describe_past(call: Call, status: Status, pending: PendingApproval | None) -> tuple[str, str, int]:
+def _describe_past(call: Call, status: Status, pending: WaitingCall | None) -> tuple[str, str, int]:
     """Say why there is nothing to decide: who has decided, or that the call has changed."""
     if pending is not None:
         return "The call has changed", "<p>It waits with other arguments than this link is for.</p>", 409
@@ -117,13 +117,13 @@ def _build_given(given: Sequence[GivenResults]) -> str:
     )
 
 
-def _build_arguments(pending: PendingApproval) -> str:
+def _build_arguments(pending: WaitingCall) -> str:
     if pending.arguments is None:
         return "<p>The arguments are too large for this page: read them in the session before you decide.</p>"
     return f"<pre>{_text(json.dumps(pending.arguments, ensure_ascii=False, indent=2))}</pre>"
 
 
-def _build_form(pending: PendingApproval) -> str:
+def _build_form(pending: WaitingCall) -> str:
     if pending.kind != "approval":
         return f"<p>{_text(pending.question or 'It waits for an answer')}: answer it in the session.</p>"
     reminder = "<p>Those who asked for this call may not approve it.</p>" if pending.separate else ""

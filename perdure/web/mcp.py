@@ -25,6 +25,7 @@ from pydantic import Field
 from starlette.responses import Response
 from starlette.routing import Route
 
+from ..client.decisions import RunWait
 from ..client.turn import Turn
 from ..errors import (
     ApprovalDecidedError,
@@ -48,7 +49,6 @@ from .mcp_transport import Ask, McpExchange
 from .operations import KEY_CHARS, Call, Web, build_unknown_session_error
 from .problems import WebError, build_problem, build_unexpected_problem
 from .turns import (
-    OpenWait,
     authorize_wait,
     build_endpoint,
     dump_arguments,
@@ -109,7 +109,7 @@ class _Task:
     resource: Resource
     status: TurnStatus
     turn: Turn[Any] | None
-    waits: Sequence[OpenWait]
+    waits: Sequence[RunWait]
 
 
 class _McpCaller:
@@ -303,7 +303,7 @@ class _McpCaller:
         status = await turn.status()
         if status.state == "completed":
             return replace(task, status=status.model_copy(update={"response": await turn.result()}), turn=turn)
-        waits: Sequence[OpenWait] = ()
+        waits: Sequence[RunWait] = ()
         if status.state == "running":
             try:
                 waits, _ = await read_waits(self._client, task.id)
@@ -369,7 +369,7 @@ class _McpCaller:
             except (ApprovalDecidedError, ApprovalExpiredError, RunClosedError):  # too late
                 continue
 
-    async def _answer_wait(self, wait: OpenWait, accepted: bool, content: Mapping[str, Any]) -> None:
+    async def _answer_wait(self, wait: RunWait, accepted: bool, content: Mapping[str, Any]) -> None:
         run, call, by = self._client.run(wait.run_id), wait.call, self._call.by
         if call.kind == "approval":
             approved, comment = content.get("approve"), content.get("comment")
@@ -472,13 +472,13 @@ def _describe_unfinished(id: str, state: str) -> types.CallToolResult:
     return _build_error(f"There is no answer yet: the run {id} {state}. It goes on; do not call again for it.")
 
 
-def _describe_waits(waits: Sequence[OpenWait]) -> str:
+def _describe_waits(waits: Sequence[RunWait]) -> str:
     if not waits:
         return ""
     return "waits for " + ", ".join(f"{wait.call.kind} of {wait.call.name}" for wait in waits)[:500]
 
 
-def _describe_wait(wait: OpenWait) -> str:
+def _describe_wait(wait: RunWait) -> str:
     call = wait.call
     if call.kind == "question":
         return call.question or f"{call.name} asks."
@@ -490,13 +490,13 @@ def _describe_wait(wait: OpenWait) -> str:
     )
 
 
-def _show_arguments(wait: OpenWait) -> str | None:
+def _show_arguments(wait: RunWait) -> str | None:
     """Return the arguments of a call that waits for approval; None if they are too long to be read in a form."""
     text = None if wait.call.arguments is None else dump_arguments(wait.call.arguments)
     return text if text is not None and len(text) <= _SHOWN_CHARS else None
 
 
-def _build_form(wait: OpenWait) -> dict[str, Any]:
+def _build_form(wait: RunWait) -> dict[str, Any]:
     """Build the form of an approval or a question: MCP's forms are flat objects of plain fields."""
     if wait.call.kind == "approval":
         approve: dict[str, Any] = {"type": "boolean"}
@@ -547,7 +547,7 @@ def _build_field(field: Mapping[str, Any]) -> dict[str, Any]:
     return built
 
 
-def _build_answer_field(wait: OpenWait) -> dict[str, Any]:
+def _build_answer_field(wait: RunWait) -> dict[str, Any]:
     form = wait.call.form
     if form is None:
         return {"type": "string"}
@@ -556,7 +556,7 @@ def _build_answer_field(wait: OpenWait) -> dict[str, Any]:
     return _build_field(form) if _is_plain_field(form) else {"type": form["type"]}
 
 
-def _read_answer(wait: OpenWait, content: Mapping[str, Any]) -> Any:
+def _read_answer(wait: RunWait, content: Mapping[str, Any]) -> Any:
     if _is_flat_form(wait.call.form):
         return dict(content)
     if _ANSWER not in content:

@@ -17,6 +17,7 @@ from typing import Any
 from starlette.requests import Request as HTTPRequest
 from starlette.responses import Response
 
+from ..client.decisions import RunWait
 from ..errors import PerdureError, RunCancelledError, build_error
 from ..types.events import (
     ConversationCompacted,
@@ -50,16 +51,7 @@ from .openai_sessions import Acted, act, claim_key, shows_texts
 from .operations import Call
 from .problems import WebError
 from .sse import HEADERS, EventStream, begin_stream, encode_frame
-from .turns import (
-    EventTexts,
-    OpenWait,
-    Replies,
-    describe_answer,
-    dump_arguments,
-    encode_json,
-    follow_until_still,
-    read_body,
-)
+from .turns import EventTexts, Replies, describe_answer, dump_arguments, encode_json, follow_until_still, read_body
 
 WAITS_HEADER = "X-Perdure-Waits"
 """Ids of the calls that wait for a person, of an answer that is not streamed."""
@@ -161,14 +153,14 @@ class ChatTranslator:
             return RunCancelledError("the turn was cancelled before it had an answer")
         return build_error(end.error_type, end.error or f"the turn has {end.state}")
 
-    def find_finish_reason(self, waits: Sequence[OpenWait]) -> str:
+    def find_finish_reason(self, waits: Sequence[RunWait]) -> str:
         """Return OpenAI's reason for the end of the answer."""
         if any(wait.call.kind == "callback" for wait in waits):
             return "tool_calls"
         return "stop" if waits else _FINISH_REASONS.get(str(getattr(self.end, "finish_reason", None)), "stop")
 
 
-def build_tool_calls(waits: Sequence[OpenWait]) -> list[dict[str, Any]]:
+def build_tool_calls(waits: Sequence[RunWait]) -> list[dict[str, Any]]:
     """Build the calls that the client runs."""
     return [
         {
@@ -181,7 +173,7 @@ def build_tool_calls(waits: Sequence[OpenWait]) -> list[dict[str, Any]]:
     ]
 
 
-def describe_waits(caller: Caller, waits: Sequence[OpenWait]) -> list[dict[str, Any]]:
+def describe_waits(caller: Caller, waits: Sequence[RunWait]) -> list[dict[str, Any]]:
     """Describe what waits for a person: an extension field."""
     return [
         {
@@ -271,7 +263,7 @@ class _Completion:
         usage = {"usage": None} if self.includes_usage else {}
         return {**self.head, "object": "chat.completion.chunk", "choices": [choice], **usage, **fields}
 
-    def describe(self, waits: Sequence[OpenWait]) -> dict[str, Any]:
+    def describe(self, waits: Sequence[RunWait]) -> dict[str, Any]:
         """Build the extension field: where the conversation is, and what waits in it for a person."""
         place = {"session": self.acted.session_name, "task_id": self.acted.turn.task_id}
         return place | {"waits": describe_waits(self.acted.caller, waits)}
@@ -286,7 +278,7 @@ class _Completion:
 
 
 async def _stream(call: Call, completion: _Completion) -> AsyncGenerator[bytes]:
-    translator, acted, waits = completion.translator, completion.acted, list[OpenWait]()
+    translator, acted, waits = completion.translator, completion.acted, list[RunWait]()
     texts, begun = EventTexts(call.client), False
     begin = _encode(completion.build_chunk({"role": "assistant", "content": ""}))
     async with aclosing(follow_turn(call, acted)) as events:
@@ -313,7 +305,7 @@ async def _stream(call: Call, completion: _Completion) -> AsyncGenerator[bytes]:
     yield encode_frame("[DONE]")
 
 
-def follow_turn(call: Call, acted: Acted) -> AsyncGenerator[Event | list[OpenWait]]:
+def follow_turn(call: Call, acted: Acted) -> AsyncGenerator[Event | list[RunWait]]:
     """Yield the events of the answer, and at last what waits if the turn stands still."""
     return follow_until_still(call.client, acted.turn, acted.since, has_waits=acted.has_waits)
 
@@ -329,7 +321,7 @@ def build_break(error: PerdureError | None) -> bytes:
 
 
 async def _answer_whole(call: Call, completion: _Completion) -> Response:
-    waits: list[OpenWait] = []
+    waits: list[RunWait] = []
     texts = EventTexts(call.client)
     async with aclosing(follow_turn(call, completion.acted)) as events:
 
@@ -376,7 +368,7 @@ async def _wait_for_disconnect(request: HTTPRequest) -> None:
         pass
 
 
-def _build_completion(completion: _Completion, waits: Sequence[OpenWait]) -> Response:
+def _build_completion(completion: _Completion, waits: Sequence[RunWait]) -> Response:
     translator, tool_calls = completion.translator, build_tool_calls(waits)
     message: Chunk = {"role": "assistant", "content": translator.content, "refusal": None, "annotations": []}
     message |= {"tool_calls": tool_calls} if tool_calls else {}

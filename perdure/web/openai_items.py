@@ -12,6 +12,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ..client.decisions import RunWait
 from ..types.events import (
     ApprovalRequested,
     ConversationCompacted,
@@ -30,7 +31,7 @@ from ..types.events import (
 from ..types.interface import TurnStatus
 from ..types.messages import Usage
 from .openai_requests import QUESTION_TOOL, encode_wait_id, parse_time
-from .turns import OpenWait, Replies, describe_answer, dump_arguments
+from .turns import Replies, describe_answer, dump_arguments
 
 PLACE_BITS = 22
 _TEXT_PLACE = 8
@@ -142,7 +143,7 @@ class ResponseTranslator:
                 pass
         return self._frames
 
-    def finish(self, waits: Sequence[OpenWait] = ()) -> list[Frame]:
+    def finish(self, waits: Sequence[RunWait] = ()) -> list[Frame]:
         """Return the last frames: the turn has ended, or only the calls of ``waits`` are left, of which those that were
         asked for before the response are restated."""
         self._frames = []
@@ -376,7 +377,7 @@ class ResponseTranslator:
         self._output.append(item)
         self._shown.add(shown or item["id"])
 
-    def _restate(self, wait: OpenWait, place: int) -> None:
+    def _restate(self, wait: RunWait, place: int) -> None:
         call = wait.call
         is_approval = call.kind == "approval"
         wait_id = encode_wait_id("mcpr_" if is_approval else "call_", wait.run_id, call.call_id, call.hash)

@@ -125,7 +125,7 @@ def decode_id(prefix: str, id: str) -> list[Any] | None:
 
 
 def encode_wait_id(prefix: str, run_id: str, call_id: str, hash: str) -> str:
-    """Return the id of a call that waits, as :attr:`.turns.OpenWait.id` names it."""
+    """Return the id of a call that waits, as :attr:`.turns.RunWait.id` names it."""
     return encode_id(prefix, run_id, call_id, hash)
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from starlette.responses import Response
 
+from ..client.decisions import RunWait
 from ..errors import PerdureError, RunClosedError, RunNotFoundError
 from ..types.events import ApprovalDecided, ApprovalRequested, Event, MessageInjected, QuestionAsked, ToolCompleted
 from ..types.messages import NAME_CHARS
@@ -38,7 +39,7 @@ from .openai_sessions import Acted, act, claim_key, find_agent, load_arguments, 
 from .operations import Call
 from .problems import NotFoundError, WebError
 from .sse import HEADERS, MAX_SEQ, EventStream, encode_frame
-from .turns import EventTexts, OpenWait, encode_json, find_turn_start, read_body, read_latest_seq, read_waits
+from .turns import EventTexts, encode_json, find_turn_start, read_body, read_latest_seq, read_waits
 
 CANCEL_SECONDS = 10.0
 """How long a cancel waits until the turn has ended."""
@@ -230,7 +231,7 @@ class _ResponseReader:
 
     async def _follow(self) -> AsyncGenerator[list[dict[str, Any]]]:
         """Yield the frames of each event, and those of the end."""
-        waits: list[OpenWait] = []
+        waits: list[RunWait] = []
         async with aclosing(follow_turn(self.call, self.acted)) as events:
             async for event in events:
                 if isinstance(event, list):
@@ -247,7 +248,7 @@ class _ResponseReader:
             self.translator.add_arguments(event.context_id, arguments)
         return self.translator.feed(event)
 
-    async def _finish(self, waits: Sequence[OpenWait]) -> list[dict[str, Any]]:
+    async def _finish(self, waits: Sequence[RunWait]) -> list[dict[str, Any]]:
         if not waits and self.translator.end is None:
             self.translator.note_status(await self.acted.turn.status())
         return self.translator.finish([await self._texts.load_wait(wait) for wait in waits])

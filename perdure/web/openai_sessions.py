@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from ..client.client import Client
+from ..client.decisions import RunWait
 from ..client.turn import Turn
 from ..errors import (
     ApprovalDecidedError,
@@ -42,7 +43,6 @@ from .operations import KEY_CHARS, Call
 from .problems import WebError
 from .sessions import bound_delivery
 from .turns import (
-    OpenWait,
     authorize_wait,
     find_present_turn,
     find_turn_start,
@@ -207,7 +207,7 @@ async def _answer(call: Call, answers: Sequence[Answer], session: str) -> tuple[
     return call.client.run(session).turn(_get_root_turn(last)), last.seq
 
 
-async def _read_waits(call: Call, session: str) -> Sequence[OpenWait]:
+async def _read_waits(call: Call, session: str) -> Sequence[RunWait]:
     try:
         return (await read_waits(call.client, session))[0]
     except PerdureError:  # it has ended, or no worker answers
@@ -241,7 +241,7 @@ async def _find_asked(call: Call, session: str, after: int) -> dict[tuple[str, s
     return asked
 
 
-async def _answer_call(call: Call, answer: Answer, wait: OpenWait | None) -> None:
+async def _answer_call(call: Call, answer: Answer, wait: RunWait | None) -> None:
     run, by = call.client.run(answer.run_id), call.by
     if answer.approve is None:
         await run.answer(answer.call_id, _read_value(answer.text, wait), hash=answer.hash, by=by)
@@ -251,7 +251,7 @@ async def _answer_call(call: Call, answer: Answer, wait: OpenWait | None) -> Non
         await run.deny(answer.call_id, comment=answer.text or None, hash=answer.hash, by=by)
 
 
-def _read_value(text: str, wait: OpenWait | None) -> Any:
+def _read_value(text: str, wait: RunWait | None) -> Any:
     """Return the answer to a question in the form that it wants: JSON, where that is not a text."""
     form = None if wait is None or wait.call.kind != "question" else wait.call.form
     if form is None or form.get("type") == "string":

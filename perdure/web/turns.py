@@ -21,11 +21,11 @@ from starlette.responses import Response
 
 from ..client.audit import audit_caller
 from ..client.client import Client
+from ..client.decisions import WAIT_ID_SEPARATOR, RunWait
 from ..client.event_reader import decode_row, iter_own_rows
 from ..client.run import Run
 from ..client.turn import Turn
 from ..errors import InvalidInputError, PerdureError, RunNotFoundError
-from ..types.approvals import PendingApproval
 from ..types.events import (
     ApprovalRequested,
     Event,
@@ -49,7 +49,6 @@ MAX_BODY_BYTES = 4 * 1024 * 1024
 MAX_MESSAGES = 10_000
 QUIET_SECONDS, MAX_QUIET_SECONDS = 0.25, 4.0
 """How long nothing must happen until the run is asked whether it only waits: at first, and while it says no."""
-_SEPARATOR = "|"
 _MAX_WAIT_ID_CHARS = RUN_ID_CHARS + CALL_ID_CHARS + 200
 _WINDOW_EVENTS = 256
 
@@ -174,14 +173,14 @@ class EventTexts:
             return event.model_copy(update={"content": content.decode(errors="replace"), "blob": None})
         return event
 
-    async def load_wait(self, wait: OpenWait) -> OpenWait:
+    async def load_wait(self, wait: RunWait) -> RunWait:
         """Return ``wait`` with its arguments, where they are too long for the run's status."""
         if wait.call.arguments is not None or wait.call.kind == "question":
             return wait
         messages = await self._client.run(wait.run_id).transcript(full=True)
         calls = [part for m in messages for part in m.parts if isinstance(part, ToolCallPart)]
         arguments = next((part.arguments for part in reversed(calls) if part.id == wait.call.call_id), None)
-        return OpenWait(wait.run_id, wait.call.model_copy(update={"arguments": arguments}))
+        return RunWait(wait.run_id, wait.call.model_copy(update={"arguments": arguments}))
 
     async def load_results(self, context_id: str) -> dict[str, str]:
         """Load the results of a run's calls that are in its transcript by now, by call id."""
@@ -198,32 +197,19 @@ class EventTexts:
 # Calls that wait.
 
 
-@dataclass(frozen=True)
-class OpenWait:
-    """A call that waits for a decision or an answer, of the followed run or of a subagent."""
-
-    run_id: str
-    call: PendingApproval
-
-    @property
-    def id(self) -> str:
-        """Names the run, the call and its arguments, so that nothing has to be kept between two requests."""
-        return _SEPARATOR.join((self.run_id, self.call.call_id, self.call.hash))
-
-
 def parse_wait_id(id: str, root: str) -> tuple[str, str, str] | None:
-    """Return the run, call and hash that ``OpenWait.id`` names; None for another text, or a run that is neither
+    """Return the run, call and hash that ``RunWait.id`` names; None for another text, or a run that is neither
     ``root`` nor below it."""
-    parts = id.rsplit(_SEPARATOR, 2) if len(id) <= _MAX_WAIT_ID_CHARS else []
+    parts = id.rsplit(WAIT_ID_SEPARATOR, 2) if len(id) <= _MAX_WAIT_ID_CHARS else []
     if len(parts) != 3 or not all(parts) or not (parts[0] == root or parts[0].startswith(f"{root}/")):
         return None
     return parts[0], parts[1], parts[2]
 
 
-async def read_waits(client: Client, run_id: str) -> tuple[list[OpenWait], bool]:
+async def read_waits(client: Client, run_id: str) -> tuple[list[RunWait], bool]:
     """Return the calls that wait in a run and its subagents, and whether everything else of it stands still."""
     status = await client.run(run_id).status(decided=False)
-    waits = [OpenWait(run_id, call) for call in status.approvals]
+    waits = [RunWait(run_id, call) for call in status.approvals]
     is_still = status.state == "waiting" and status.doing in ("approval", "answer")
     waiting = {call.call_id for call in status.approvals}
     children = [call for call in status.calls if call.call_id not in waiting]
@@ -244,7 +230,7 @@ async def read_waits(client: Client, run_id: str) -> tuple[list[OpenWait], bool]
 
 async def follow_until_still(
     client: Client, turn: Turn[Any], after: int, *, has_waits: bool
-) -> AsyncGenerator[Event | list[OpenWait]]:
+) -> AsyncGenerator[Event | list[RunWait]]:
     """Yield the events of ``turn`` after number ``after`` until it has ended, or last the calls that wait where
     everything else stands still. ``has_waits``: calls may wait since before ``after``."""
     async with aclosing(turn.events(after)) as events:
@@ -270,7 +256,7 @@ async def follow_until_still(
             await asyncio.gather(pending, return_exceptions=True)
 
 
-async def _try_waits(client: Client, turn: Turn[Any]) -> tuple[list[OpenWait], bool]:
+async def _try_waits(client: Client, turn: Turn[Any]) -> tuple[list[RunWait], bool]:
     try:
         return await read_waits(client, turn.run.id)
     except PerdureError:  # no worker answers: the turn goes on when one does

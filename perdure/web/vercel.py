@@ -20,6 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import Response
 from starlette.routing import Route
 
+from ..client.decisions import RunWait
 from ..client.turn import Turn
 from ..errors import ApprovalDecidedError, ApprovalExpiredError, InvalidInputError, RunNotFoundError
 from ..types.events import (
@@ -44,7 +45,6 @@ from .sse import EventStream, encode_frame
 from .turns import (
     MAX_MESSAGES,
     EventTexts,
-    OpenWait,
     Replies,
     Reply,
     authorize_wait,
@@ -151,7 +151,7 @@ class VercelTranslator:
         """As of ``AguiTranslator``."""
         return isinstance(event, ModelStarted | TurnEvent) and not event.path and bool(self._calls)
 
-    def finish(self, waits: Sequence[OpenWait] = ()) -> list[Part]:
+    def finish(self, waits: Sequence[RunWait] = ()) -> list[Part]:
         """Return the last parts: the turn has ended, or only the calls of ``waits`` are left."""
         self._parts = []
         self._close_open()
@@ -296,7 +296,7 @@ class VercelTranslator:
             data = {"agent": event.path[-1].agent, "toolCallId": event.path[-1].call_id, "state": event.state}
             self._emit("data-subagent", id=event.context_id, data=data)
 
-    def _ask(self, wait: OpenWait) -> None:
+    def _ask(self, wait: RunWait) -> None:
         """Ask for a decision or an answer; a call of a subagent gets a part of its own."""
         call, call_id = wait.call, wait.call.call_id
         if wait.run_id != self._session_id:
@@ -546,7 +546,7 @@ async def _stream(
     for part in translator.start():
         yield encode(part)
     async with aclosing(follow_until_still(client, turn, after or begin, has_waits=after > 0)) as events:
-        waits: list[OpenWait] = []
+        waits: list[RunWait] = []
         async for event in events:
             if isinstance(event, list):
                 waits = [await texts.load_wait(wait) for wait in event]

@@ -18,7 +18,7 @@ from perdure.client.inbox import list_pending_calls_of_run
 from perdure.embedded.home import Home
 from perdure.embedded.server import ensure_server, stop_server
 from perdure.errors import ApprovalDecidedError, ApprovalExpiredError, InvalidInputError
-from perdure.types.approvals import PendingApproval
+from perdure.types.approvals import WaitingCall
 from tests.support.checks import assert_closed, results
 from tests.support.engine import Engine, side_by_side
 from tests.support.wait import eventually
@@ -26,8 +26,8 @@ from tests.support.wait import eventually
 pytestmark = pytest.mark.server
 
 
-async def waits(run: Run, count: int) -> tuple[PendingApproval, ...]:
-    found: list[tuple[PendingApproval, ...]] = []
+async def waits(run: Run, count: int) -> tuple[WaitingCall, ...]:
+    found: list[tuple[WaitingCall, ...]] = []
 
     async def there() -> bool:
         status = await run.status()
@@ -167,7 +167,7 @@ async def _decided_at_once(engine: Engine) -> None:
 
     at_once = asyncio.Semaphore(9)  # Temporal takes ten of a run, and lets others try again for ten seconds
 
-    async def decide(one: PendingApproval, by: str) -> str:
+    async def decide(one: WaitingCall, by: str) -> str:
         async with at_once:
             try:
                 return (await run.approve(one.call_id, by=by)).by or ""

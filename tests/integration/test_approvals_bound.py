@@ -11,7 +11,7 @@ from temporalio.client import WorkflowUpdateFailedError
 from perdure import Agent, Approval, Run, allow, ask, callback_tool, deny, hook, remote_tool, tool
 from perdure.errors import ApprovalDecidedError, InvalidInputError
 from perdure.testing import call, scripted
-from perdure.types.approvals import PendingApproval
+from perdure.types.approvals import WaitingCall
 from perdure.types.events import ApprovalRequested
 from perdure.types.messages import ToolCallPart
 from tests.support.checks import assert_closed, results
@@ -38,8 +38,8 @@ async def refund(amount: Decimal) -> str:
     return f"refunded {amount}"
 
 
-async def waiting(run: Run, **arguments: Any) -> PendingApproval:
-    found: list[PendingApproval] = []
+async def waiting(run: Run, **arguments: Any) -> WaitingCall:
+    found: list[WaitingCall] = []
 
     async def there() -> bool:
         # In process a run may be asked between the reply and the step that begins the wait.

@@ -11,8 +11,9 @@ import pytest
 
 from perdure import Agent, ToolContext, tool
 from perdure.cli.chat.conversation import ChatSession
-from perdure.cli.chat.requests import AnswerEntry, ApprovalEntry, PendingRequest
+from perdure.cli.chat.requests import AnswerEntry, ApprovalEntry
 from perdure.cli.chat.terminal import LiveTurn
+from perdure.client.decisions import RunWait
 from perdure.errors import ApprovalDecidedError, InvalidInputError
 from perdure.ports import ModelRequest
 from perdure.testing import ScriptedProvider, call
@@ -52,7 +53,7 @@ async def test_a_chat_decides_calls_of_its_run_and_of_subagents(engine: Engine) 
                 list(live.feed(event))
                 if live.asking_runs:
                     break
-        found: dict[str, PendingRequest] = {}
+        found: dict[str, RunWait] = {}
 
         async def all_wait() -> bool:
             _, waiting, _ = await session.read_requests(live.asking_runs)

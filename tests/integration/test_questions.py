@@ -13,7 +13,7 @@ from perdure import Agent, Approval, Run, RunContext, ToolContext, hook, tool
 from perdure.client.inbox import list_pending_calls_of_run
 from perdure.errors import ApprovalDecidedError, ApprovalExpiredError, InvalidInputError, QuestionDeclinedError
 from perdure.testing import ScriptedProvider, call
-from perdure.types.approvals import PendingApproval
+from perdure.types.approvals import WaitingCall
 from tests.support.checks import assert_closed, results
 from tests.support.engine import Engine
 from tests.support.scripts import Gate
@@ -62,10 +62,10 @@ def agent(*replies: Any, **options: Any) -> Agent:
     return Agent("clerk", ScriptedProvider(list(replies)), **{"tools": [pay, choose], **options})
 
 
-async def asked(run: Run, count: int = 1, question: str | None = None) -> list[PendingApproval]:
+async def asked(run: Run, count: int = 1, question: str | None = None) -> list[WaitingCall]:
     """Until ``count`` calls wait for a person."""
 
-    async def there() -> list[PendingApproval]:
+    async def there() -> list[WaitingCall]:
         found = list((await run.status()).approvals)
         fits = len(found) == count and (question is None or found[0].question == question)
         return found if fits else []

@@ -20,7 +20,7 @@ from perdure.ports import EventBatch, NewEvent, Store, timestamp
 from perdure.ports.webhooks import WEBHOOK_TARGET, WebhookRow
 from perdure.store.sqlite import SqliteStore
 from perdure.testing import MemoryStore, ScriptedProvider, call
-from perdure.types.approvals import PendingApproval
+from perdure.types.approvals import WaitingCall
 from perdure.types.events import RunEvent
 from perdure.types.run_ids import build_run_id
 from perdure.worker import webhooks as deliveries
@@ -289,7 +289,7 @@ async def test_a_killed_worker_loses_no_event(engine: Engine, endpoint: Endpoint
     await run.result()
 
 
-async def _find_pending(run: Run) -> PendingApproval | None:
+async def _find_pending(run: Run) -> WaitingCall | None:
     return next(iter((await run.status()).approvals), None)
 
 

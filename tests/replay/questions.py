@@ -7,7 +7,7 @@ from typing import Any
 from perdure import Agent, ClientTool, Run, ToolContext, callback_tool, tool
 from perdure.errors import PerdureError
 from perdure.testing import ScriptedProvider, call
-from perdure.types.approvals import PendingApproval
+from perdure.types.approvals import WaitingCall
 from tests.replay.scenarios import TOOLS, _end, scenario
 from tests.support.engine import Engine
 from tests.support.scripts import Gate
@@ -36,10 +36,10 @@ def _agent(*calls: Any, more: Any = ()) -> Agent:
     return Agent("recorded", replies, tools=[*TOOLS, ask, hasty, page, quick, careful, *more])
 
 
-async def _waits(run: Run, *wanted: str) -> dict[str, PendingApproval]:
+async def _waits(run: Run, *wanted: str) -> dict[str, WaitingCall]:
     """Until exactly these tools have a call that waits; the calls."""
 
-    async def there() -> dict[str, PendingApproval]:
+    async def there() -> dict[str, WaitingCall]:
         found = {one.name: one for one in (await run.status()).approvals}
         return found if sorted(found) == sorted(wanted) else {}
 

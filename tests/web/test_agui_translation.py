@@ -9,6 +9,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
+from perdure.client.decisions import RunWait
 from perdure.events import (
     CallSaid,
     Event,
@@ -24,9 +25,8 @@ from perdure.events import (
     ToolStarted,
     TurnEvent,
 )
-from perdure.types.approvals import PendingApproval
+from perdure.types.approvals import WaitingCall
 from perdure.web.agui_events import AguiTranslator
-from perdure.web.turns import OpenWait
 from tests.web.agui_rules import StrictClient
 
 CHILD = "s/1"
@@ -178,8 +178,8 @@ def test_a_failed_turn_is_an_error_and_an_interrupted_one_is_cancelled() -> None
     assert stopped.end["outcome"] == {"type": "cancelled"}
 
 
-def build_wait(name: str, call_id: str, kind: str = "callback") -> OpenWait:
-    return OpenWait("s", PendingApproval.model_validate({"call_id": call_id, "name": name, "hash": "h", "kind": kind}))
+def build_wait(name: str, call_id: str, kind: str = "callback") -> RunWait:
+    return RunWait("s", WaitingCall.model_validate({"call_id": call_id, "name": name, "hash": "h", "kind": kind}))
 
 
 def test_calls_of_the_pages_tools_end_the_run_with_success_and_others_interrupt_it() -> None:

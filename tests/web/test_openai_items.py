@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from perdure.client.decisions import RunWait
 from perdure.events import (
     ApprovalRequested,
     CallSaid,
@@ -22,10 +23,9 @@ from perdure.events import (
     ToolCompleted,
     TurnEvent,
 )
-from perdure.types.approvals import PendingApproval
+from perdure.types.approvals import WaitingCall
 from perdure.web.openai_chat import ChatTranslator, RetractedTextError
 from perdure.web.openai_items import ResponseTranslator
-from perdure.web.turns import OpenWait
 from tests.web.test_agui_translation import turns
 
 
@@ -189,9 +189,9 @@ def test_what_waits_is_an_item_once_whether_it_was_asked_before_or_in_the_respon
         QuestionAsked(seq=3, call_id="c2", name="open", kind="callback", hash="h2", **at),
     ]
     waits = [
-        OpenWait("s", PendingApproval(call_id="c1", name="pay", hash="h1")),
-        OpenWait("s", PendingApproval(call_id="c2", name="open", hash="h2", kind="callback")),
-        OpenWait("s/1", PendingApproval(call_id="c3", name="ask", hash="h3", kind="question")),
+        RunWait("s", WaitingCall(call_id="c1", name="pay", hash="h1")),
+        RunWait("s", WaitingCall(call_id="c2", name="open", hash="h2", kind="callback")),
+        RunWait("s/1", WaitingCall(call_id="c3", name="ask", hash="h3", kind="question")),
     ]
     reader, translator = StrictReader(), build_translator()
     for frame in translator.start() + [frame for event in events for frame in translator.feed(event)]:

@@ -10,13 +10,14 @@ import uuid
 from collections.abc import AsyncIterator, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from ...client.decisions import RunWait
 from ...errors import InvalidInputError, PerdureError, RunNotFoundError, RunStuckError
 from ...terminal import print_line, print_text
 from ..options import build_content
 from ..output import OutputOptions, get_answer_text, print_error
 from ..run import show_activity, wait_for_delivery
 from ..show import RunDetails, read_run_details
-from .requests import AnswerEntry, ApprovalEntry, PendingRequest
+from .requests import AnswerEntry, ApprovalEntry
 
 if TYPE_CHECKING:
     from ...agent.agent import Agent
@@ -183,9 +184,9 @@ class ChatSession:
 
     async def read_requests(
         self, asking: Iterable[str]
-    ) -> tuple[Status, list[PendingRequest], dict[tuple[str, str], DecidedApproval]]:
+    ) -> tuple[Status, list[RunWait], dict[tuple[str, str], DecidedApproval]]:
         """The status, what waits for a person in the run and in the runs ``asking`` below it, and what was decided."""
-        waiting: list[PendingRequest] = []
+        waiting: list[RunWait] = []
         decided: dict[tuple[str, str], DecidedApproval] = {}
         own_status = await self.run.status()
         statuses = {self.run.id: own_status}
@@ -193,7 +194,7 @@ class ChatSession:
             with contextlib.suppress(RunNotFoundError):
                 statuses[run_id] = await self._client.run(run_id).status()
         for run_id, status in statuses.items():
-            waiting += [PendingRequest(run_id, call) for call in status.approvals]
+            waiting += [RunWait(run_id, call) for call in status.approvals]
             decided |= {(run_id, past.call_id): past for past in status.decided}
         return own_status, waiting, decided
 

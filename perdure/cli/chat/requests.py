@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ...client.decisions import RunWait
 from ...errors import InvalidInputError
 from ...terminal import escape_line, style_text, truncate_text
 from ..mcp import build_login_command
@@ -16,7 +17,7 @@ from ..output import format_call
 from ..show import format_past_decision
 
 if TYPE_CHECKING:
-    from ...types.approvals import DecidedApproval, PendingApproval
+    from ...types.approvals import DecidedApproval
 
 _ARGUMENT_CHARS = 4000
 """Characters of a call's arguments, or of a question, that are printed: what is approved must be seen."""
@@ -25,29 +26,10 @@ _APPROVING, _DENYING, _ALWAYS = ("y", "yes"), ("n", "no"), ("a", "always")
 
 
 @dataclass(frozen=True)
-class PendingRequest:
-    """A call of run ``run_id``, the chat's own or a subagent's, that waits."""
-
-    run_id: str
-    call: PendingApproval
-
-    def is_same(self, other: PendingRequest) -> bool:
-        """Whether both are one wait: a call may ask again, and a model may use an id again."""
-        ours, theirs = self.call, other.call
-        if (self.run_id, ours.call_id, ours.hash) != (other.run_id, theirs.call_id, theirs.hash):
-            return False
-        return None in (ours.since, theirs.since) or ours.since == theirs.since
-
-    def is_in(self, requests: Sequence[PendingRequest]) -> bool:
-        """Whether it is one of ``requests``."""
-        return any(map(self.is_same, requests))
-
-
-@dataclass(frozen=True)
 class ApprovalEntry:
     """A line that decides on a call."""
 
-    request: PendingRequest
+    request: RunWait
     approved: bool
     comment: str | None = None
     always: bool = False
@@ -57,7 +39,7 @@ class ApprovalEntry:
 class AnswerEntry:
     """A line that answers a question, with a value or with the reason why there is none."""
 
-    request: PendingRequest
+    request: RunWait
     value: Any = None
     error: str | None = None
 
@@ -73,17 +55,15 @@ class PendingRequests:
         """``run_id`` is that of the chat's run; ``server_options`` are words for the commands that are printed."""
         self._run_id = run_id
         self._server_options = server_options
-        self._waiting: list[PendingRequest] = []
+        self._waiting: list[RunWait] = []
         """In the order of their arrival, so that the prompt does not change while its request waits."""
-        self._decided: list[PendingRequest] = []
+        self._decided: list[RunWait] = []
         """Decided in this chat: a status that was read before may still have them."""
-        self._shown: PendingRequest | None = None
-        self._typed_for: PendingRequest | None = None
+        self._shown: RunWait | None = None
+        self._typed_for: RunWait | None = None
         self._is_typing = False
 
-    def update(
-        self, waiting: Sequence[PendingRequest], decided: Mapping[tuple[str, str], DecidedApproval]
-    ) -> Iterator[str]:
+    def update(self, waiting: Sequence[RunWait], decided: Mapping[tuple[str, str], DecidedApproval]) -> Iterator[str]:
         """Take over what waits now, and yield the lines about what is new and what others have decided.
 
         ``decided`` has the last decision by run and call.
@@ -104,18 +84,18 @@ class PendingRequests:
         """The turn is over: nothing waits."""
         self._waiting, self._decided = [], []
 
-    def set_decided(self, request: PendingRequest, decided: bool) -> None:
+    def set_decided(self, request: RunWait, decided: bool) -> None:
         """Do not ask for ``request`` any more, or ask again."""
         self._decided = [other for other in self._decided if not other.is_same(request)]
         if decided:
             self._decided.append(request)
 
-    def confirm_decided(self, request: PendingRequest) -> None:
+    def confirm_decided(self, request: RunWait) -> None:
         """The decision has arrived."""
         self._waiting = [other for other in self._waiting if not other.is_same(request)]
 
     @property
-    def open_requests(self) -> list[PendingRequest]:
+    def open_requests(self) -> list[RunWait]:
         """What can be decided here: not the results that other programs send."""
         return [one for one in self._waiting if one.call.kind != "callback" and not one.is_in(self._decided)]
 
@@ -147,16 +127,16 @@ class PendingRequests:
             words = [*options, "--", *arguments]
         return escape_line(shlex.join(["perdure", command, *words]))
 
-    def format_decided(self, request: PendingRequest, decided: DecidedApproval) -> str:
+    def format_decided(self, request: RunWait, decided: DecidedApproval) -> str:
         """Who has decided on ``request``, in a line."""
         return style_text(f"({self._format_place(request)}{format_past_decision(decided)})", "yellow")
 
-    def _format_label(self, request: PendingRequest) -> str:
+    def _format_label(self, request: RunWait) -> str:
         """The tool and call, and the run if it is a subagent's: calls of two runs may have one id."""
         call = request.call
         return f"{self._format_place(request)}{escape_line(call.name)} ({escape_line(call.call_id)})"
 
-    def _format_place(self, request: PendingRequest) -> str:
+    def _format_place(self, request: RunWait) -> str:
         return "" if request.run_id == self._run_id else f"[{escape_line(request.run_id)}] "
 
     # --- lines
@@ -191,7 +171,7 @@ class PendingRequests:
             raise InvalidInputError(gone, hint=hint if self._typed_for and isinstance(entry, AnswerEntry) else None)
         return entry
 
-    def _format_request(self, request: PendingRequest) -> Iterator[str]:
+    def _format_request(self, request: RunWait) -> Iterator[str]:
         call = request.call
         if call.kind == "approval":
             text = format_call(call.name, call.arguments, full=True)
@@ -230,7 +210,7 @@ def _read_command(text: str, command: str, wanted: str) -> str | None:
     return rest[0].strip()
 
 
-def _read_decision(request: PendingRequest, text: str) -> str | ApprovalEntry:
+def _read_decision(request: RunWait, text: str) -> str | ApprovalEntry:
     if not is_decision(text):
         return text
     word, _, comment = text.partition(":")
@@ -239,7 +219,7 @@ def _read_decision(request: PendingRequest, text: str) -> str | ApprovalEntry:
     return ApprovalEntry(request, approved=True, always=word.lower() in _ALWAYS)
 
 
-def _read_answer(request: PendingRequest, text: str) -> AnswerEntry:
+def _read_answer(request: RunWait, text: str) -> AnswerEntry:
     from ...types.forms import find_form_mismatch
 
     if (reason := _read_command(text, "/no", "a reason")) is not None:

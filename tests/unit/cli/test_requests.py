@@ -10,17 +10,18 @@ from typer.core import TyperGroup
 from typer.main import get_command
 
 from perdure.cli import app
-from perdure.cli.chat.requests import AnswerEntry, ApprovalEntry, PendingRequest, PendingRequests
+from perdure.cli.chat.requests import AnswerEntry, ApprovalEntry, PendingRequests
+from perdure.client.decisions import RunWait
 from perdure.errors import InvalidInputError
-from perdure.types.approvals import DecidedApproval, PendingApproval
+from perdure.types.approvals import DecidedApproval, WaitingCall
 
 
-def approval(call_id: str = "c1", **facts: Any) -> PendingRequest:
+def approval(call_id: str = "c1", **facts: Any) -> RunWait:
     fields = {"call_id": call_id, "name": "refund", "hash": f"h-{call_id}", "arguments": {"order": "7"}, "since": "t"}
-    return PendingRequest(facts.pop("run_id", "r"), PendingApproval.model_validate(fields | facts))
+    return RunWait(facts.pop("run_id", "r"), WaitingCall.model_validate(fields | facts))
 
 
-def question(form: dict[str, Any] | None = None, **facts: Any) -> PendingRequest:
+def question(form: dict[str, Any] | None = None, **facts: Any) -> RunWait:
     fields = {"call_id": "q1", "kind": "question", "name": "pay", "question": "How\x1b[2J?\nSay.", "form": form}
     return approval(**fields | facts)
 
@@ -28,11 +29,11 @@ def question(form: dict[str, Any] | None = None, **facts: Any) -> PendingRequest
 class Chat:
     """A prompt that shows what waits before each line."""
 
-    def __init__(self, *waiting: PendingRequest) -> None:
+    def __init__(self, *waiting: RunWait) -> None:
         self.requests = PendingRequests("r")
         self.lines = self.wait(*waiting)
 
-    def wait(self, *waiting: PendingRequest, decided: tuple[DecidedApproval, ...] = ()) -> list[str]:
+    def wait(self, *waiting: RunWait, decided: tuple[DecidedApproval, ...] = ()) -> list[str]:
         return list(self.requests.update(waiting, {("r", past.call_id): past for past in decided}))
 
     def begin(self, text: str) -> None:

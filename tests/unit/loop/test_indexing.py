@@ -9,7 +9,7 @@ import pytest
 from perdure.loop.decide import CallModel, RunToolCalls, Wait
 from perdure.loop.lifecycle import build_continuation_input
 from perdure.loop.status import build_status, build_waiting_key, build_waiting_memo, list_changed_search_attributes
-from perdure.types.approvals import ApprovalTerms, WaitState
+from perdure.types.approvals import ApprovalTerms, WaitPeriod
 from perdure.types.interface import (
     AGENT_ATTRIBUTE,
     PENDING_ATTRIBUTE,
@@ -95,7 +95,7 @@ def test_what_a_worker_has_said_survives_continue_as_new() -> None:
 
 # --- what waits, in the memo
 
-SINCE = WaitState(since="2026-11-21T20:00:00+00:00", until=1_800_000_000.0, next=1_790_000_000.0)
+SINCE = WaitPeriod(since="2026-11-21T20:00:00+00:00", until=1_800_000_000.0, next=1_790_000_000.0)
 
 
 def pending(op: int = 1, **more: Any) -> ToolCallState:
@@ -115,7 +115,7 @@ def holding(*calls: ToolCallState) -> RunState:
 def test_what_waits_is_noted_as_status_shows_it() -> None:
     question = pending(2, question=Question(text="Who?", form={"type": "string"}), answer_wait=SINCE)
     callback = pending(
-        3, call={"disposition": CallbackCall(), "arguments": None}, answer_wait=WaitState(since=SINCE.since)
+        3, call={"disposition": CallbackCall(), "arguments": None}, answer_wait=WaitPeriod(since=SINCE.since)
     )
     reminded = asks(approval_wait=SINCE.model_copy(update={"reminded": 3}))
     state = holding(reminded, question, callback, pending(4))
