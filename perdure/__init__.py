@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from .tools import delegate as delegate
     from .tools import deny as deny
     from .tools import remote_tool as remote_tool
-    from .tools.context import RunFacts as RunFacts
+    from .context.run_context import RunFacts as RunFacts
     from .tools.tool import Tool as Tool
     from .tools.tool import tool as tool
     from .types.client_tools import ClientTool as ClientTool

@@ -13,7 +13,7 @@ from typing import Any
 from .errors import InvalidInputError
 from .ports import Toolset
 from .tools import RunContext, Tool, ToolContext, tool
-from .tools.memory import AreaReader, open_engine_memory
+from .context.memory import AreaReader, open_engine_memory
 from .types.messages import Data, clean_text
 
 __all__ = ["Artifact", "Artifacts"]

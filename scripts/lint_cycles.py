@@ -27,7 +27,7 @@ ALLOWED: dict[Import, str] = {
     ("perdure.agent.agent", "perdure.client.client"): _SIGNATURE,
     ("perdure.agent.agent", "perdure.client.on_approval"): _SIGNATURE,
     ("perdure.agent.agent", "perdure.client.start"): _SIGNATURE,
-    ("perdure.hooks.hook", "perdure.tools.context"): _CONTEXT,
+    ("perdure.hooks.hook", "perdure.context.run_context"): _CONTEXT,
     ("perdure.client.run", "perdure.client.client"): _OWNER,
     ("perdure.client.turn", "perdure.client.run"): _OWNER,
 }

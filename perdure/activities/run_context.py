@@ -14,8 +14,8 @@ from ..ports import SharedMemory as Kept
 from ..ports.grants import Grants
 from ..stages.retries import retry_store
 from ..tools import Memory
-from ..tools.context import AuthContext, AuthFunction, RunFacts
-from ..tools.memory import MemoryWrites
+from ..context.run_context import AuthContext, AuthFunction, RunFacts
+from ..context.memory import MemoryWrites
 from ..types.wire import CallFacts
 from .author_loop import AuthorLoop, OverdueError
 

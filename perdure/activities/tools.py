@@ -33,7 +33,7 @@ from ..tools import (
     format_error,
     read_result,
 )
-from ..tools.memory import MemoryWrites
+from ..context.memory import MemoryWrites
 from ..types.plain_json import find_json_flaw, measure_json
 from ..types.tool_calls import MAX_QUESTIONS, AfterExternalCall, BeforeExternalCall, Clearance, Question
 from ..types.wire import REMOTE_BYTES, ToolOutput

@@ -17,9 +17,9 @@ from ..errors import DefinitionError, InvalidInputError
 from ..hooks import Hook, HookSet, validate_hooks
 from ..hooks.hook import add_hook_compaction, validate_hook_list
 from ..tools import Rule, RunContext, Tool, Toolbox
-from ..tools.context import ContextT
+from ..context.run_context import ContextT
 from ..tools.context_type import ContextType, validate_plain_context
-from ..tools.json_schema import PlainSchema, remove_titles
+from ..types.json_schema import PlainSchema, remove_titles
 from ..tools.subagents import build_subagent_tool
 from ..types.interface import FinishProtocol, OnLimit, OutputT, Override, StepOverride, Versioning
 from ..types.limits import Limits

@@ -14,7 +14,7 @@ from typing_extensions import Unpack
 from ..errors import DefinitionError
 from ..tools import SubagentTool, Tool, Toolbox, as_tool
 from ..tools import tool as make_tool
-from ..tools.context import (
+from ..context.run_context import (
     ContextT,
     P,
     ReturnT,

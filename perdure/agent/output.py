@@ -15,9 +15,9 @@ from typing_extensions import TypeVar
 from .. import ports
 from ..errors import DefinitionError, ParseError
 from ..hooks.hook import evaluate_signature
-from ..tools.context import ContextT_contra, P, ReturnT_co, RunContext
+from ..context.run_context import ContextT_contra, P, ReturnT_co, RunContext
 from ..tools.context_type import takes_context
-from ..tools.json_schema import PlainSchema, explain_validation_error, remove_titles, runs_code
+from ..types.json_schema import PlainSchema, explain_validation_error, remove_titles, runs_code
 from ..tools.signature import dump_arguments
 from ..types.interface import FINISH_TOOL
 from ..types.messages import clean_text

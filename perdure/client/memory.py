@@ -11,7 +11,7 @@ from typing import Any
 
 from ..errors import StoreError
 from ..ports import Commit, MemoryWrite, Store
-from ..tools.memory import (
+from ..context.memory import (
     DEFAULT_LIST_LIMIT,
     SHARED_AREA,
     build_memory_area,

@@ -24,7 +24,7 @@ from ..errors import DefinitionError, HookError
 from ..hooks import HookEvent, HookSet, hook
 from ..hooks.hook import OnError
 from ..tools import RunContext, ToolContext
-from ..tools.memory import MemoryReader
+from ..context.memory import MemoryReader
 from ..types.compaction import Compaction
 from ..types.limits import check_whole_number
 from ..types.messages import Message, Part, TextPart, ThinkingPart, ToolResultPart, Usage

@@ -13,7 +13,7 @@ from typing_extensions import TypeVar
 from ..errors import DefinitionError
 
 if TYPE_CHECKING:
-    from ..tools.context import (
+    from ..context.run_context import (
         ContextT,
         P,
         ReturnT,

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 
 from ..errors import TranscriptCorruptedError
 from ..ports import TranscriptChain
-from ..tools.context import AuthContext
+from ..context.run_context import AuthContext
 from ..types.messages import BlobRef
 from ..types.tool_calls import AfterExternalCall
 from ..types.wire import CallFacts, ToolOutput

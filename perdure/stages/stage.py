@@ -19,7 +19,7 @@ from ..hooks import Hook
 from ..loop.transcript import CallIds
 from ..ports import Blob, Commit, MemoryWrite, ModelRequest, NewEvent, StreamEvent
 from ..tools import ArgumentsError, RunContext, format_error
-from ..tools.context import AuthContext
+from ..context.run_context import AuthContext
 from ..types.events import MessageInjected, StepTaken
 from ..types.messages import Message, Usage, Withheld
 from ..types.subagents import BranchOutcome

@@ -28,7 +28,7 @@ from ..hooks.hook import TOOL_HOOK_EVENTS
 from ..ports import Blob
 from ..ports.store import move_file_to_blob
 from ..tools import ArgumentsError, Tool, ToolContext, read_result
-from ..tools.memory import MemoryWrites
+from ..context.memory import MemoryWrites
 from ..types.messages import ToolResultPart, clean_text
 from ..types.tool_calls import AfterExternalCall, ExternalCallHooks
 from ..types.wire import ToolOutput

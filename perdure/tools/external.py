@@ -17,7 +17,7 @@ from ..types.forms import find_form_mismatch
 from ..types.limits import parse_seconds
 from ..types.messages import clean_text
 from ..types.tool_calls import ANSWER_ERROR_CHARS, CallbackCall, RemoteCall
-from .json_schema import PlainSchema, build_form, build_type_adapter, explain_validation_error, remove_titles
+from ..types.json_schema import PlainSchema, build_form, build_type_adapter, explain_validation_error, remove_titles
 from .signature import ArgumentsError
 from .tool import DEFAULT_TIMEOUT, ExternalTool, NeedsApproval, Tool, hash_definition
 

@@ -22,8 +22,8 @@ from pydantic_core import to_json
 from ..errors import DefinitionError, ToolError
 from ..types.messages import clean_text
 from ..types.validation_errors import get_first_problem
-from .context import RunContext, ToolContext
-from .json_schema import PlainSchema, explain_validation_error, remove_titles, runs_code
+from ..context.run_context import RunContext, ToolContext
+from ..types.json_schema import PlainSchema, explain_validation_error, remove_titles, runs_code
 
 if TYPE_CHECKING:
     from docstring_parser import Docstring

@@ -21,7 +21,7 @@ from ..types.messages import NAME_PATTERN, clean_text
 from ..types.plain_json import find_json_flaw
 from ..types.tool_calls import PinnedTool
 from .approvals import Approval, takes_call_and_context
-from .context import (
+from ..context.run_context import (
     ContextT,
     ContextT_contra,
     P,

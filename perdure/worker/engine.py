@@ -68,7 +68,7 @@ from ..store.cache import CACHE_BYTES, ByteLRU, CacheBudget, CachedJournal
 from ..store.objects import check_blob_location
 from ..temporal_service import get_search_attributes
 from ..tools import Tool, format_error
-from ..tools.context import AuthFunction
+from ..context.run_context import AuthFunction
 from ..types.limits import RateLimit
 from ..types.wire import CollectOutput, ToolOutput
 from .webhooks import WebhookActivity, dispatch_webhooks

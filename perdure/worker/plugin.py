@@ -39,7 +39,7 @@ from ..hooks import Hook, HookSet
 from ..ports import Store
 from ..store.cache import CACHE_BYTES
 from ..tools import Tool
-from ..tools.context import AuthFunction
+from ..context.run_context import AuthFunction
 from ..types.limits import RateLimit
 from ..types.state import RunState
 from ..workflows import AgentWorkflow, VersionedAgentWorkflow, VersionedWebhookWorkflow, WebhookWorkflow

@@ -25,7 +25,7 @@ from ..ports import Toolset
 from ..store.cache import CACHE_BYTES
 from ..temporal_service import check_namespace
 from ..tools import Tool
-from ..tools.context import AuthFunction
+from ..context.run_context import AuthFunction
 from ..types.limits import RateLimit
 from .agent_folder import AgentFolder
 from .drain import CANCEL_SECONDS, Drain, RunningActivities

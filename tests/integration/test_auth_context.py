@@ -20,7 +20,7 @@ from perdure.encryption import KEYS_VARIABLE
 from perdure.errors import AbortError, AuthContextError, AuthContextUnavailableError
 from perdure.ports.toolset import ListedTool
 from perdure.testing import ScriptedProvider, call
-from perdure.tools.context import RunFacts
+from perdure.context.run_context import RunFacts
 from perdure.types.interface import WORKFLOW_TYPE
 from tests.support.checks import results, users
 from tests.support.children import find_child_id

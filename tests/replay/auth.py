@@ -12,7 +12,7 @@ from perdure import Agent, Limits, Run
 from perdure.client.audit import audit_caller
 from perdure.encryption import KEYS_VARIABLE
 from perdure.testing import ScriptedProvider, call
-from perdure.tools.context import RunFacts
+from perdure.context.run_context import RunFacts
 from perdure.types.interface import CallerOverride
 from tests.replay.scenarios import scenario
 from tests.replay.sessions import closed, said, talker

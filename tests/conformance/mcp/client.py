@@ -23,7 +23,7 @@ from perdure.mcp.grants import build_grant_key, build_grant_row, open_grant
 from perdure.mcp.sign_in import begin_sign_in, finish_sign_in
 from perdure.ports.grants import Grants
 from perdure.testing.store import MemoryStore
-from perdure.tools.context import QuestionSuspension
+from perdure.context.run_context import QuestionSuspension
 from perdure.types.approvals import Consent
 from tests.support.oauth import agree
 

@@ -13,7 +13,7 @@ from perdure.activities import AuthorLoop, run_context
 from perdure.activities.run_context import AuthResolver, iter_bound_contexts
 from perdure.encryption import KEY_BYTES, EncryptionKey, KeyRing
 from perdure.errors import AbortError, AuthContextError, AuthContextUnavailableError, InvalidInputError
-from perdure.tools.context import AuthContext, RunFacts
+from perdure.context.run_context import AuthContext, RunFacts
 from perdure.types.subagents import Lineage, PathStep
 from perdure.types.wire import CallFacts
 

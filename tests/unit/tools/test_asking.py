@@ -12,7 +12,7 @@ from pydantic import BaseModel, Field
 
 from perdure import ToolContext
 from perdure.errors import QuestionDeclinedError
-from perdure.tools.context import QuestionSuspension
+from perdure.context.run_context import QuestionSuspension
 from perdure.types.tool_calls import ToolAnswer
 
 

@@ -10,8 +10,8 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic.json_schema import GenerateJsonSchema
 from pydantic_core import ErrorDetails, PydanticSerializationError, to_json
 
-from ..types.forms import normalize_form
-from ..types.messages import clean_text
+from .forms import normalize_form
+from .messages import clean_text
 
 _MAX_ARGUMENT_ERRORS = 10
 _MAX_VALUE_CHARS = 200

@@ -20,9 +20,9 @@ from ..types.limits import parse_seconds
 from ..types.messages import clean_text
 from ..types.plain_json import find_json_flaw
 from ..types.tool_calls import QUESTION_CHARS, Question, ToolAnswer
-from .json_schema import build_form, build_type_adapter, explain_validation_error
+from ..types.json_schema import build_form, build_type_adapter, explain_validation_error
 from .memory import Memory
-from .results import dump_result_json
+from ..tools.results import dump_result_json
 
 if TYPE_CHECKING:
     from ..ports.grants import GrantAccess
