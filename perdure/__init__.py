@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from .client.run import Run as Run
     from .client.schedules import Schedule as Schedule
     from .client.turn import Turn as Turn
+    from .context.auth import RunFacts as RunFacts
     from .errors import Abort as Abort
     from .errors import ModelRetry as ModelRetry
     from .hooks.hook import HookSet as HookSet
@@ -41,7 +42,6 @@ if TYPE_CHECKING:
     from .tools import delegate as delegate
     from .tools import deny as deny
     from .tools import remote_tool as remote_tool
-    from .context.run_context import RunFacts as RunFacts
     from .tools.tool import Tool as Tool
     from .tools.tool import tool as tool
     from .types.client_tools import ClientTool as ClientTool
@@ -71,7 +71,7 @@ _NAMES_BY_HOME = {
     ".providers.pricing": "register_price",
     ".providers.registry": "register_provider",
     ".tools": "Approval Memory RunContext ToolContext allow ask background callback_tool delegate deny remote_tool",
-    ".tools.context": "RunFacts",
+    ".context.auth": "RunFacts",
     ".tools.tool": "Tool tool",
     ".types.client_tools": "ClientTool",
     ".types.compaction": "Compaction",

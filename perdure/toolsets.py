@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from .context.memory import AreaReader, open_engine_memory
 from .errors import InvalidInputError
 from .ports import Toolset
 from .tools import RunContext, Tool, ToolContext, tool
-from .context.memory import AreaReader, open_engine_memory
 from .types.messages import Data, clean_text
 
 __all__ = ["Artifact", "Artifacts"]

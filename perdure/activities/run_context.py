@@ -9,13 +9,13 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from concurrent.futures import Future
 from typing import Any, Protocol, TypeVar
 
+from ..context.auth import AuthContext, AuthFunction, RunFacts
+from ..context.memory import MemoryWrites
 from ..errors import AbortError, AuthContextUnavailableError, PerdureError
 from ..ports import SharedMemory as Kept
 from ..ports.grants import Grants
 from ..stages.retries import retry_store
 from ..tools import Memory
-from ..context.run_context import AuthContext, AuthFunction, RunFacts
-from ..context.memory import MemoryWrites
 from ..types.wire import CallFacts
 from .author_loop import AuthorLoop, OverdueError
 

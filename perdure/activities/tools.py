@@ -17,6 +17,7 @@ from temporalio import activity
 from temporalio.common import RawValue
 
 from ..agent.agent import Agent
+from ..context.memory import MemoryWrites
 from ..errors import PerdureError, ToolError
 from ..hooks.dispatch import is_same_json
 from ..loop.transcript import build_unknown_tool_text
@@ -33,7 +34,6 @@ from ..tools import (
     format_error,
     read_result,
 )
-from ..context.memory import MemoryWrites
 from ..types.plain_json import find_json_flaw, measure_json
 from ..types.tool_calls import MAX_QUESTIONS, AfterExternalCall, BeforeExternalCall, Clearance, Question
 from ..types.wire import REMOTE_BYTES, ToolOutput

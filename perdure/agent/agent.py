@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Any, Self, overload
 from pydantic import ValidationError
 from typing_extensions import Unpack
 
+from ..context.run_context import ContextT
 from ..errors import DefinitionError, InvalidInputError
 from ..hooks import Hook, HookSet, validate_hooks
 from ..hooks.hook import add_hook_compaction, validate_hook_list
 from ..tools import Rule, RunContext, Tool, Toolbox
-from ..context.run_context import ContextT
 from ..tools.context_type import ContextType, validate_plain_context
-from ..types.json_schema import PlainSchema, remove_titles
 from ..tools.subagents import build_subagent_tool
 from ..types.interface import FinishProtocol, OnLimit, OutputT, Override, StepOverride, Versioning
+from ..types.json_schema import PlainSchema, remove_titles
 from ..types.limits import Limits
 from ..types.validation_errors import describe_validation_error
 from .decorators import AgentDecorators, find_called_agents

@@ -11,9 +11,6 @@ from typing import Any, Generic, overload
 
 from typing_extensions import Unpack
 
-from ..errors import DefinitionError
-from ..tools import SubagentTool, Tool, Toolbox, as_tool
-from ..tools import tool as make_tool
 from ..context.run_context import (
     ContextT,
     P,
@@ -23,6 +20,9 @@ from ..context.run_context import (
     TakesContextSecond,
     TakesContextThird,
 )
+from ..errors import DefinitionError
+from ..tools import SubagentTool, Tool, Toolbox, as_tool
+from ..tools import tool as make_tool
 from ..tools.tool import ToolDecorator, ToolOptions
 from ..types.interface import OutputT
 from .output import OutputValidator, ValidatesOutput, ValidatesOutputInContext, build_output_validator

@@ -13,13 +13,13 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError,
 from typing_extensions import TypeVar
 
 from .. import ports
+from ..context.run_context import ContextT_contra, P, ReturnT_co, RunContext
 from ..errors import DefinitionError, ParseError
 from ..hooks.hook import evaluate_signature
-from ..context.run_context import ContextT_contra, P, ReturnT_co, RunContext
 from ..tools.context_type import takes_context
-from ..types.json_schema import PlainSchema, explain_validation_error, remove_titles, runs_code
 from ..tools.signature import dump_arguments
 from ..types.interface import FINISH_TOOL
+from ..types.json_schema import PlainSchema, explain_validation_error, remove_titles, runs_code
 from ..types.messages import clean_text
 from ..types.plain_json import find_json_flaw
 from .validation import validate_list

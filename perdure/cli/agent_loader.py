@@ -25,7 +25,7 @@ from ..ports import Toolset
 from ..tools import Tool
 
 if TYPE_CHECKING:
-    from ..context.run_context import AuthFunction
+    from ..context.auth import AuthFunction
     from ..worker import Lifespan
 
 

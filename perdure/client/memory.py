@@ -9,8 +9,6 @@ import json
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from ..errors import StoreError
-from ..ports import Commit, MemoryWrite, Store
 from ..context.memory import (
     DEFAULT_LIST_LIMIT,
     SHARED_AREA,
@@ -20,6 +18,8 @@ from ..context.memory import (
     check_memory_list,
     check_memory_name,
 )
+from ..errors import StoreError
+from ..ports import Commit, MemoryWrite, Store
 
 
 class KeptMemory:

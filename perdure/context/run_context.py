@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, Protocol, cast, overload
 
@@ -16,13 +15,13 @@ from typing_extensions import ParamSpec, TypeVar
 
 from ..errors import QuestionDeclinedError
 from ..types.approvals import Consent
+from ..types.json_schema import build_form, build_type_adapter, explain_validation_error
 from ..types.limits import parse_seconds
 from ..types.messages import clean_text
-from ..types.plain_json import find_json_flaw
+from ..types.plain_json import dump_json_value, find_json_flaw
 from ..types.tool_calls import QUESTION_CHARS, Question, ToolAnswer
-from ..types.json_schema import build_form, build_type_adapter, explain_validation_error
+from .auth import AuthContext
 from .memory import Memory
-from ..tools.results import dump_result_json
 
 if TYPE_CHECKING:
     from ..ports.grants import GrantAccess
@@ -108,57 +107,6 @@ def _validate_question_text(text: Any) -> str:
     if len(text) > QUESTION_CHARS:
         raise ValueError(f"the question has {len(text):,} characters; most is {QUESTION_CHARS:,}")
     return clean_text(text)
-
-
-# ---
-# ``ctx.auth_context``: credentials of the user on whose behalf a run acts.
-
-
-class AuthContext(Mapping[str, Any]):
-    """Plain JSON by names, read-only: ``ctx.auth_context["token"]``. Its ``repr`` has the names alone, so that a log
-    line or a traceback discloses no value.
-    """
-
-    __slots__ = ("_values",)
-
-    def __init__(self, values: Mapping[str, Any] | None = None) -> None:
-        self._values = dict(values or {})
-
-    def __getitem__(self, name: str) -> Any:
-        return self._values[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._values)
-
-    def __len__(self) -> int:
-        return len(self._values)
-
-    def __repr__(self) -> str:
-        return f"<auth_context of {', '.join(map(str, self._values)) or 'no names'}>"
-
-
-@dataclass(frozen=True, slots=True)
-class RunFacts:
-    """The run whose ``auth_ref`` is resolved."""
-
-    run_id: str
-    """Id of the conversation: the workflow id."""
-    task_id: str
-    """Id of the turn."""
-    agent: str
-    """Name of the agent."""
-    context: Mapping[str, Any] | None = None
-    """The author's own data of the run, as plain JSON."""
-    resources: Any = None
-    """What the worker's ``lifespan`` yields."""
-    caller: str | None = None
-    """As ``ctx.caller``, ``ctx.tenant`` and ``ctx.user``."""
-    tenant: str | None = None
-    user: str | None = None
-
-
-AuthFunction = Callable[[str, RunFacts], Awaitable[Mapping[str, Any]] | Mapping[str, Any]]
-"""``async def resolve(ref, run): return {"token": …}``; also a plain function."""
 
 
 # With a default, a bare `ctx: ToolContext` is complete under mypy --strict. In typing from Python 3.13 only.
@@ -298,7 +246,7 @@ class ToolContext(RunContext[ContextT_co]):
         Call it as often as you like: the latest is written a few times a second, and nothing waits for it. ``data`` is
         JSON, a dataclass or a pydantic model. Raises ``ValueError`` for other data, or more than 32 KiB.
         """
-        plain = json.loads(dump_result_json(data))
+        plain = json.loads(dump_json_value(data))
         if why := find_json_flaw(plain):
             raise ValueError(f"progress: data must be plain JSON: {why}")
         self._progress(clean_text(str(message)), plain)

@@ -20,11 +20,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from ..context.memory import MemoryReader
 from ..errors import DefinitionError, HookError
 from ..hooks import HookEvent, HookSet, hook
 from ..hooks.hook import OnError
 from ..tools import RunContext, ToolContext
-from ..context.memory import MemoryReader
 from ..types.compaction import Compaction
 from ..types.limits import check_whole_number
 from ..types.messages import Message, Part, TextPart, ThinkingPart, ToolResultPart, Usage

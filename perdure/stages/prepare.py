@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
+from ..context.auth import AuthContext
 from ..errors import TranscriptCorruptedError
 from ..ports import TranscriptChain
-from ..context.run_context import AuthContext
 from ..types.messages import BlobRef
 from ..types.tool_calls import AfterExternalCall
 from ..types.wire import CallFacts, ToolOutput

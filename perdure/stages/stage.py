@@ -14,12 +14,12 @@ from time import monotonic
 from typing import Any, Protocol, TypeVar
 
 from ..agent.agent import Agent
+from ..context.auth import AuthContext
 from ..errors import AbortError
 from ..hooks import Hook
 from ..loop.transcript import CallIds
 from ..ports import Blob, Commit, MemoryWrite, ModelRequest, NewEvent, StreamEvent
 from ..tools import ArgumentsError, RunContext, format_error
-from ..context.run_context import AuthContext
 from ..types.events import MessageInjected, StepTaken
 from ..types.messages import Message, Usage, Withheld
 from ..types.subagents import BranchOutcome

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from ..agent.agent import Agent
+from ..context.memory import MemoryWrites
 from ..hooks import (
     AuthorRunner,
     Hook,
@@ -28,7 +29,6 @@ from ..hooks.hook import TOOL_HOOK_EVENTS
 from ..ports import Blob
 from ..ports.store import move_file_to_blob
 from ..tools import ArgumentsError, Tool, ToolContext, read_result
-from ..context.memory import MemoryWrites
 from ..types.messages import ToolResultPart, clean_text
 from ..types.tool_calls import AfterExternalCall, ExternalCallHooks
 from ..types.wire import ToolOutput

@@ -1,18 +1,18 @@
 """Tools: functions that a model may call."""
 
+from ..context.memory import Memory as Memory
+from ..context.run_context import RunContext as RunContext
+from ..context.run_context import ToolContext as ToolContext
 from .approvals import Approval as Approval
 from .approvals import Rule as Rule
 from .approvals import allow as allow
 from .approvals import ask as ask
 from .approvals import deny as deny
-from ..context.run_context import RunContext as RunContext
-from ..context.run_context import ToolContext as ToolContext
 from .external import CallbackTool as CallbackTool
 from .external import DeclaredTool as DeclaredTool
 from .external import RemoteTool as RemoteTool
 from .external import callback_tool as callback_tool
 from .external import remote_tool as remote_tool
-from ..context.memory import Memory as Memory
 from .results import ResultContent as ResultContent
 from .results import ResultError as ResultError
 from .results import format_error as format_error

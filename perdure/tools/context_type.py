@@ -14,11 +14,11 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic_core import PydanticSerializationError, to_jsonable_python
 from typing_extensions import TypeAliasType, is_typeddict
 
+from ..context.run_context import RunContext, ToolContext
 from ..errors import DefinitionError, InvalidInputError
+from ..types.json_schema import build_type_adapter
 from ..types.plain_json import find_json_flaw
 from ..types.validation_errors import describe_validation_error
-from ..context.run_context import RunContext, ToolContext
-from ..types.json_schema import build_type_adapter
 from .signature import is_context_hint, resolve_hint, unwrap_function
 
 _SCALARS = ("int", "float", "str", "bool", "bytes", "none", "date", "datetime")

@@ -14,10 +14,10 @@ from ..errors import DefinitionError
 from ..hooks import Hook, HookSet
 from ..types.client_tools import ClientTool
 from ..types.forms import find_form_mismatch
+from ..types.json_schema import PlainSchema, build_form, build_type_adapter, explain_validation_error, remove_titles
 from ..types.limits import parse_seconds
 from ..types.messages import clean_text
 from ..types.tool_calls import ANSWER_ERROR_CHARS, CallbackCall, RemoteCall
-from ..types.json_schema import PlainSchema, build_form, build_type_adapter, explain_validation_error, remove_titles
 from .signature import ArgumentsError
 from .tool import DEFAULT_TIMEOUT, ExternalTool, NeedsApproval, Tool, hash_definition
 

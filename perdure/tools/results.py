@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import inspect
-import json
 from dataclasses import dataclass
 from typing import Any
 
-from pydantic_core import to_json, to_jsonable_python
-
 from ..errors import ToolError
 from ..types.messages import MAX_FILE_BYTES, File, clean_text
+from ..types.plain_json import dump_json_value
 
 MAX_ERROR_BYTES = 8 * 1024
 """Size limit of an exception's text: a page of HTML in it would be paid for in every later model call."""
@@ -69,7 +67,7 @@ def serialise(value: Any) -> str:
     if inspect.isawaitable(value):
         raise ResultError("the tool returned an awaitable that was not awaited", hint="Await it inside the tool.")
     try:
-        return dump_result_json(value)
+        return dump_json_value(value)
     except Exception as error:  # a type's own serialiser may raise anything
         cls = type(value)
         name = cls.__qualname__ if cls.__module__ == "builtins" else f"{cls.__module__}.{cls.__qualname__}"
@@ -95,20 +93,6 @@ def truncate_error_text(text: str) -> str:
     if len(encoded) <= MAX_ERROR_BYTES:
         return text
     return encoded[: MAX_ERROR_BYTES - len(CUT.encode())].decode(errors="ignore") + CUT
-
-
-def dump_result_json(value: Any) -> str:
-    """Convert ``value`` to JSON that can be stored. Raises ``ValueError``, or what the serialiser of a type raises."""
-    for bytes_mode in ("utf8", "base64"):
-        try:
-            return to_json(value, inf_nan_mode="strings", bytes_mode=bytes_mode).decode()
-        except ValueError as error:
-            if "utf-8" not in str(error).lower():
-                raise
-    # The cause was not bytes: some text holds a lone surrogate.
-    plain = to_jsonable_python(value, bytes_mode="base64")
-    cleaned = json.loads(clean_text(json.dumps(plain, ensure_ascii=False)))
-    return to_json(cleaned, inf_nan_mode="strings").decode()
 
 
 def _get_error_message(error: BaseException) -> str:

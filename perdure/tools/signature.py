@@ -19,11 +19,11 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from pydantic.fields import FieldInfo
 from pydantic_core import to_json
 
+from ..context.run_context import RunContext, ToolContext
 from ..errors import DefinitionError, ToolError
+from ..types.json_schema import PlainSchema, explain_validation_error, remove_titles, runs_code
 from ..types.messages import clean_text
 from ..types.validation_errors import get_first_problem
-from ..context.run_context import RunContext, ToolContext
-from ..types.json_schema import PlainSchema, explain_validation_error, remove_titles, runs_code
 
 if TYPE_CHECKING:
     from docstring_parser import Docstring

@@ -13,14 +13,6 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, overload
 from typing_extensions import TypedDict, Unpack
 
 from .. import ports
-from ..errors import DefinitionError, ToolError
-from ..hooks import Hook, HookSet, validate_hooks
-from ..hooks.hook import TOOL_HOOK_EVENTS
-from ..types.interface import FINISH_TOOL
-from ..types.messages import NAME_PATTERN, clean_text
-from ..types.plain_json import find_json_flaw
-from ..types.tool_calls import PinnedTool
-from .approvals import Approval, takes_call_and_context
 from ..context.run_context import (
     ContextT,
     ContextT_contra,
@@ -32,6 +24,14 @@ from ..context.run_context import (
     TakesContextSecond,
     TakesContextThird,
 )
+from ..errors import DefinitionError, ToolError
+from ..hooks import Hook, HookSet, validate_hooks
+from ..hooks.hook import TOOL_HOOK_EVENTS
+from ..types.interface import FINISH_TOOL
+from ..types.messages import NAME_PATTERN, clean_text
+from ..types.plain_json import find_json_flaw
+from ..types.tool_calls import PinnedTool
+from .approvals import Approval, takes_call_and_context
 from .signature import Arguments, read_signature
 
 if TYPE_CHECKING:

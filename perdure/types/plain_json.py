@@ -12,7 +12,9 @@ import sys
 from typing import Annotated, Any, NoReturn
 
 from pydantic import AfterValidator
-from pydantic_core import PydanticCustomError, to_jsonable_python
+from pydantic_core import PydanticCustomError, to_json, to_jsonable_python
+
+from .messages import clean_text
 
 MAX_LEVELS = 150
 """Most levels of nested arrays and objects in a value."""
@@ -133,3 +135,17 @@ Json = Annotated[Any, AfterValidator(_require_plain_json)]
 """Type of a field that holds plain JSON from outside."""
 JsonObject = Annotated[dict[str, Any], AfterValidator(_require_plain_json)]
 """The same for a JSON object."""
+
+
+def dump_json_value(value: Any) -> str:
+    """Convert ``value`` to JSON that can be stored. Raises ``ValueError``, or what the serialiser of a type raises."""
+    for bytes_mode in ("utf8", "base64"):
+        try:
+            return to_json(value, inf_nan_mode="strings", bytes_mode=bytes_mode).decode()
+        except ValueError as error:
+            if "utf-8" not in str(error).lower():
+                raise
+    # The cause was not bytes: some text holds a lone surrogate.
+    plain = to_jsonable_python(value, bytes_mode="base64")
+    cleaned = json.loads(clean_text(json.dumps(plain, ensure_ascii=False)))
+    return to_json(cleaned, inf_nan_mode="strings").decode()

@@ -39,6 +39,7 @@ from ..activities.toolsets import Toolsets
 from ..agent.agent import Agent
 from ..agent.definition import build_agent_row
 from ..client.visibility import create_store
+from ..context.auth import AuthFunction
 from ..encryption import IN_PROCESS_ADDRESS, KeyRing
 from ..errors import DefinitionError, RuntimeSetupError, StoreError
 from ..hooks import Hook, HookSet, list_hook_events, validate_hooks
@@ -68,7 +69,6 @@ from ..store.cache import CACHE_BYTES, ByteLRU, CacheBudget, CachedJournal
 from ..store.objects import check_blob_location
 from ..temporal_service import get_search_attributes
 from ..tools import Tool, format_error
-from ..context.run_context import AuthFunction
 from ..types.limits import RateLimit
 from ..types.wire import CollectOutput, ToolOutput
 from .webhooks import WebhookActivity, dispatch_webhooks

@@ -34,12 +34,12 @@ from temporalio.worker import Worker as TemporalWorker
 from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner
 
 from ..agent.agent import Agent
+from ..context.auth import AuthFunction
 from ..errors import DefinitionError, ThreadsLostError
 from ..hooks import Hook, HookSet
 from ..ports import Store
 from ..store.cache import CACHE_BYTES
 from ..tools import Tool
-from ..context.run_context import AuthFunction
 from ..types.limits import RateLimit
 from ..types.state import RunState
 from ..workflows import AgentWorkflow, VersionedAgentWorkflow, VersionedWebhookWorkflow, WebhookWorkflow

@@ -18,6 +18,7 @@ from .. import config
 from ..agent.agent import Agent
 from ..client.client import Client
 from ..client.tasks import StartWait
+from ..context.auth import AuthFunction
 from ..embedded.diagnosis import Finding
 from ..errors import RuntimeSetupError, StoreError
 from ..hooks import Hook, HookSet
@@ -25,7 +26,6 @@ from ..ports import Toolset
 from ..store.cache import CACHE_BYTES
 from ..temporal_service import check_namespace
 from ..tools import Tool
-from ..context.run_context import AuthFunction
 from ..types.limits import RateLimit
 from .agent_folder import AgentFolder
 from .drain import CANCEL_SECONDS, Drain, RunningActivities

@@ -14,13 +14,13 @@ import pytest
 from temporalio.client import WorkflowUpdateFailedError
 
 from perdure import Agent, Client, Run, RunContext, Step, ToolContext, Toolset, hook, tool
+from perdure.context.auth import RunFacts
 from perdure.embedded.home import current_home
 from perdure.embedded.record import ServerInfo, write_record
 from perdure.encryption import KEYS_VARIABLE
 from perdure.errors import AbortError, AuthContextError, AuthContextUnavailableError
 from perdure.ports.toolset import ListedTool
 from perdure.testing import ScriptedProvider, call
-from perdure.context.run_context import RunFacts
 from perdure.types.interface import WORKFLOW_TYPE
 from tests.support.checks import results, users
 from tests.support.children import find_child_id

@@ -10,9 +10,9 @@ from unittest.mock import patch
 
 from perdure import Agent, Limits, Run
 from perdure.client.audit import audit_caller
+from perdure.context.auth import RunFacts
 from perdure.encryption import KEYS_VARIABLE
 from perdure.testing import ScriptedProvider, call
-from perdure.context.run_context import RunFacts
 from perdure.types.interface import CallerOverride
 from tests.replay.scenarios import scenario
 from tests.replay.sessions import closed, said, talker

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 import httpx2
 
 from perdure import ToolContext
+from perdure.context.run_context import QuestionSuspension
 from perdure.encryption import IN_PROCESS_ADDRESS
 from perdure.errors import PerdureError
 from perdure.mcp import ClientCredentials, MCPServer, OAuth
@@ -23,7 +24,6 @@ from perdure.mcp.grants import build_grant_key, build_grant_row, open_grant
 from perdure.mcp.sign_in import begin_sign_in, finish_sign_in
 from perdure.ports.grants import Grants
 from perdure.testing.store import MemoryStore
-from perdure.context.run_context import QuestionSuspension
 from perdure.types.approvals import Consent
 from tests.support.oauth import agree
 

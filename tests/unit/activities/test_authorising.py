@@ -11,9 +11,9 @@ import pytest
 
 from perdure.activities import AuthorLoop, run_context
 from perdure.activities.run_context import AuthResolver, iter_bound_contexts
+from perdure.context.auth import AuthContext, RunFacts
 from perdure.encryption import KEY_BYTES, EncryptionKey, KeyRing
 from perdure.errors import AbortError, AuthContextError, AuthContextUnavailableError, InvalidInputError
-from perdure.context.run_context import AuthContext, RunFacts
 from perdure.types.subagents import Lineage, PathStep
 from perdure.types.wire import CallFacts
 

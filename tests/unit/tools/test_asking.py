@@ -11,8 +11,8 @@ import pytest
 from pydantic import BaseModel, Field
 
 from perdure import ToolContext
-from perdure.errors import QuestionDeclinedError
 from perdure.context.run_context import QuestionSuspension
+from perdure.errors import QuestionDeclinedError
 from perdure.types.tool_calls import ToolAnswer
 
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from perdure import Memory, RunContext, ToolContext, tool
+from perdure.context.memory import MAX_NAME_BYTES, MAX_VALUE_BYTES
 from perdure.errors import InvalidInputError
 from perdure.ports import MemoryWrite
-from perdure.context.memory import MAX_NAME_BYTES, MAX_VALUE_BYTES
 
 
 class Shelf:
