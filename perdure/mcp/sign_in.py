@@ -58,6 +58,8 @@ ANSWER_SECONDS = 20.0
 SCOPE_CHARS = 2000
 """Most characters of all scopes of a demand or a grant."""
 _SCOPE = re.compile(r"[\x21\x23-\x5b\x5d-\x7e]{1,200}")
+_PASSING_ERRORS = ("temporarily_unavailable", "server_error", "slow_down")
+"""Errors of a token endpoint that say nothing of the grant."""
 CLIENT_NAME = "perdure"
 HTTP_OK, HTTP_UNAUTHORIZED, HTTP_FORBIDDEN, HTTP_TOO_MANY, HTTP_SERVER_ERROR = 200, 401, 403, 429, 500
 
@@ -461,7 +463,8 @@ async def refresh_tokens(url: str, grant: Grant) -> Grant | None:
     """Return the grant with new tokens, without any if the authorization server does not know the client any more;
     None if it refuses the grant for good.
 
-    Raises ``NotSentError`` if the server cannot be reached or has an error of its own: a retry may help.
+    Raises ``NotSentError`` if the server cannot be reached or has an error of its own: a retry may help; ``SignInError``
+    for an answer that is none of an authorization server.
     """
     tokens = OAuthToken(access_token=grant.access_token or "", refresh_token=grant.refresh_token, scope=grant.scope)
     storage = _FlowStorage(tokens=tokens)
@@ -471,11 +474,14 @@ async def refresh_tokens(url: str, grant: Grant) -> Grant | None:
         request = await provider._refresh_token()  # a subclass
         async with _open_sender(url) as send:
             response = await send(request)
-        if response.status_code >= HTTP_SERVER_ERROR or response.status_code == HTTP_TOO_MANY:
-            raise NotSentError(f"the grant for {describe_url(url)} was not refreshed: HTTP {response.status_code}")
-        if response.status_code != HTTP_OK:
-            is_unknown = _describe_token_error(response).partition(": ")[2].startswith("invalid_client")
+        status, error = response.status_code, (_read_token_error(response) or [""])[0]
+        if status >= HTTP_SERVER_ERROR or status == HTTP_TOO_MANY or error in _PASSING_ERRORS:
+            raise NotSentError(f"the grant for {describe_url(url)} was not refreshed: HTTP {status}")
+        if error:  # also with 200, as GitHub does
+            is_unknown = error == "invalid_client"
             return Grant(metadata=grant.metadata, resource=grant.resource, scope=grant.scope) if is_unknown else None
+        if status != HTTP_OK:  # of a proxy, or of a wrong address: the refresh token may be as good as before
+            raise SignInError(f"the grant for {describe_url(url)} was not refreshed: HTTP {status}")
         if not await provider._handle_refresh_response(response):  # a subclass
             raise SignInError(f"the grant for {describe_url(url)} was not refreshed: the answer is not valid")
     return _add_tokens(grant, storage)
@@ -541,10 +547,13 @@ def _list_secrets(grant: Grant) -> tuple[str | None, ...]:
 
 
 def _describe_token_error(response: httpx2.Response) -> str:
-    """Describe the error of a token endpoint by the fields that RFC 6749 has; the rest may be anything."""
+    return ": ".join([f"HTTP {response.status_code}", *_read_token_error(response)])[:500]
+
+
+def _read_token_error(response: httpx2.Response) -> list[str]:
+    """Return the error of a token endpoint, by the fields that RFC 6749 has; the rest may be anything."""
     try:
         body = json.loads(response.content)
-        words = [body[name] for name in ("error", "error_description") if isinstance(body.get(name), str)]
+        return [body[name] for name in ("error", "error_description") if isinstance(body.get(name), str)]
     except (ValueError, AttributeError, RecursionError):
-        words = []
-    return ": ".join([f"HTTP {response.status_code}", *words])[:500]
+        return []

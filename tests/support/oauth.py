@@ -60,6 +60,8 @@ class OAuthServer:
     """Tools that demand a scope."""
     refresh_status: int = 200
     """Not 200: its token endpoint fails so for refreshes."""
+    refresh_body: str | None = None
+    """What it answers to refreshes instead, with that status."""
     refreshing: threading.Event = field(default_factory=threading.Event)
     """Set when a refresh is asked for."""
     go_on: threading.Event = field(default_factory=threading.Event)
@@ -68,6 +70,8 @@ class OAuthServer:
     """Errors of its token endpoint have what was sent."""
     gives_scope: str | None = None
     """The scope that it says to have given."""
+    breaks_streams: bool = False
+    """It carries out calls of ``act``, ends the stream before the answer, and the token is over by then."""
     padding: int = 0
     """Bytes that the metadata has too many."""
     token_url: str | None = None
@@ -180,6 +184,8 @@ class OAuthServer:
         self.refreshes += 1
         self.refreshing.set()
         await asyncio.to_thread(self.go_on.wait, 60)
+        if self.refresh_body is not None:
+            return Response(self.refresh_body, self.refresh_status)
         if self.refresh_status != 200:
             return JSONResponse({"error": "server_error"}, self.refresh_status)
         known = self.refresh.get(asked["refresh_token"])
@@ -248,6 +254,12 @@ class OAuthServer:
             refused = self.check(dict(scope["headers"]), body)
             if refused is not None:
                 await refused(scope, receive, send)
+                return
+
+            if self.breaks_streams and b'"act"' in body:
+                self.count("act")
+                self.expire_all()
+                await Response("id: 1\nretry: 1\ndata: \n\n", media_type="text/event-stream")(scope, receive, send)
                 return
 
             async def replay() -> Any:
