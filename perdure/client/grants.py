@@ -14,6 +14,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
+from urllib.parse import urlsplit
 
 from ..errors import InvalidInputError, PerdureError, StoreError, ToolError
 from ..mcp.grants import Grant, build_grant_key, build_grant_row, describe_url, open_grant, open_secret, seal_secret
@@ -244,6 +245,14 @@ class McpGrants:
     def _build_key(self, url: str, tenant: str | None, user: str | None) -> GrantKey:
         if not isinstance(url, str) or not url.startswith(("https://", "http://")):
             raise InvalidInputError(f"the URL of an MCP server is http(s), not {url!r:.200}", hint="https://x.dev/mcp")
+        try:
+            has_host = bool(urlsplit(url).hostname) and urlsplit(url).port != 0
+        except ValueError:
+            has_host = False
+        if not has_host:
+            raise InvalidInputError(
+                "the URL of the MCP server has no host, or a port that is none", hint="https://x.dev/mcp"
+            )
         if list(find_address_secrets(url)):
             raise InvalidInputError("the URL of the MCP server has credentials", hint="Give it without them.")
         owner = [None if name is None else clean_text(name) for name in (tenant, user)]

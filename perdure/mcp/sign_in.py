@@ -58,6 +58,9 @@ ANSWER_SECONDS = 20.0
 SCOPE_CHARS = 2000
 """Most characters of all scopes of a demand or a grant."""
 _SCOPE = re.compile(r"[\x21\x23-\x5b\x5d-\x7e]{1,200}")
+TOKEN_SECONDS = 10 * 365 * 86400
+"""Longest time that a token is believed to be valid: servers name any number."""
+_TOKEN = re.compile(r"[\x21-\x7e]{1,32768}")
 _PASSING_ERRORS = ("temporarily_unavailable", "server_error", "slow_down")
 """Errors of a token endpoint that say nothing of the grant."""
 CLIENT_NAME = "perdure"
@@ -131,7 +134,7 @@ async def _check_address(url: str, server_url: str, may_be_private: bool) -> Non
     """Raise ``SignInError`` for a URL to which ``server_url`` may not lead."""
     parts = urlsplit(url)
     shown, server = describe_url(url), describe_url(server_url)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.port == 0:  # one above 65535 raises
         raise SignInError(f"MCP server {server} leads to {shown:.200}, which is not an http(s) URL")
     if parts.username is not None:
         raise SignInError(f"MCP server {server} leads to {shown:.200} with credentials in the URL")
@@ -259,6 +262,9 @@ def _translate_sdk_errors(server_url: str) -> Iterator[None]:
     except ValidationError as error:
         names = ", ".join(sorted({str(flaw["loc"][0]) for flaw in error.errors() if flaw["loc"]}))
         raise SignInError(f"sign-in at {describe_url(server_url)}: an answer is not valid ({names:.200})") from None
+    except (httpx2.InvalidURL, ValueError, ArithmeticError) as error:  # of a URL or a number that is none
+        what = type(error).__name__
+        raise SignInError(f"sign-in at {describe_url(server_url)}: an answer is not valid ({what})") from None
     finally:
         _in_flow.reset(token)
 
@@ -446,12 +452,15 @@ def _restore_flow(
 def _add_tokens(grant: Grant, storage: _FlowStorage) -> Grant:
     tokens = storage.tokens
     assert tokens is not None, "the flow has stored them"
+    if not _TOKEN.fullmatch(tokens.access_token):  # an error of the header would show it
+        raise SignInError("the authorization server gives an access token that no header can carry")
+    lasts = None if tokens.expires_in is None else min(max(tokens.expires_in, 0), TOKEN_SECONDS)
     return replace(
         grant,
         access_token=tokens.access_token,
         refresh_token=tokens.refresh_token,
         scope=clean_scope(tokens.scope),
-        expires_at=None if tokens.expires_in is None else time.time() + tokens.expires_in,
+        expires_at=None if lasts is None else time.time() + lasts,
     )
 
 
@@ -463,8 +472,8 @@ async def refresh_tokens(url: str, grant: Grant) -> Grant | None:
     """Return the grant with new tokens, without any if the authorization server does not know the client any more;
     None if it refuses the grant for good.
 
-    Raises ``NotSentError`` if the server cannot be reached or has an error of its own: a retry may help; ``SignInError``
-    for an answer that is none of an authorization server.
+    Raises ``NotSentError`` if the server cannot be reached or has an error of its own: a retry may help;
+    ``SignInError`` for an answer that is none of an authorization server.
     """
     tokens = OAuthToken(access_token=grant.access_token or "", refresh_token=grant.refresh_token, scope=grant.scope)
     storage = _FlowStorage(tokens=tokens)

@@ -72,6 +72,10 @@ class OAuthServer:
     """The scope that it says to have given."""
     breaks_streams: bool = False
     """It carries out calls of ``act``, ends the stream before the answer, and the token is over by then."""
+    token_fields: dict[str, Any] = field(default_factory=dict)
+    """What its tokens come with instead."""
+    metadata_url: str | None = None
+    """Where it says that the metadata of the resource are."""
     padding: int = 0
     """Bytes that the metadata has too many."""
     token_url: str | None = None
@@ -207,7 +211,7 @@ class OAuthServer:
         if refresh:
             self.refresh[again] = Token(scope, user, float("inf"), family)
             answer["refresh_token"] = again
-        return JSONResponse(answer)
+        return JSONResponse(answer | self.token_fields)
 
     async def revoke(self, request: Request) -> Response:
         asked = parse_qs((await request.body()).decode())
@@ -297,7 +301,8 @@ class OAuthServer:
 
     def check(self, headers: dict[bytes, bytes], body: bytes) -> Response | None:
         token = self.access.get(headers.get(b"authorization", b"").decode().removeprefix("Bearer "))
-        said = f'resource_metadata="{self.base}/.well-known/oauth-protected-resource/mcp"'
+        where = self.metadata_url or f"{self.base}/.well-known/oauth-protected-resource/mcp"
+        said = f'resource_metadata="{where}"'
         if token is None or token.expires_at < time.time() or (token.family and token.family in self.revoked):
             return Response(status_code=401, headers={"WWW-Authenticate": f"Bearer {said}"})
         asked = json.loads(body) if body else {}
