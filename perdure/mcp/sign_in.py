@@ -95,7 +95,7 @@ Send = Callable[[httpx2.Request], Awaitable[httpx2.Response]]
 @asynccontextmanager
 async def _open_sender(server_url: str) -> AsyncIterator[Send]:
     """Send requests on behalf of a sign-in at ``server_url``."""
-    may_be_private = not await _is_public_host(server_url)
+    may_be_private = await _is_private_host(server_url)
 
     async def send(request: httpx2.Request) -> httpx2.Response:
         url = str(request.url)
@@ -147,13 +147,22 @@ async def _check_address(url: str, server_url: str, may_be_private: bool) -> Non
 
 
 async def _is_public_host(url: str) -> bool:
+    """Whether all of its addresses are of the internet."""
+    return all(map(is_public, await _resolve(url)))
+
+
+async def _is_private_host(url: str) -> bool:
+    """Whether none of its addresses is of the internet: the owner of a name there may give it any others besides."""
+    return not any(map(is_public, await _resolve(url)))
+
+
+async def _resolve(url: str) -> list[ipaddress.IPv4Address | ipaddress.IPv6Address]:
     parts = urlsplit(url)
-    host = parts.hostname or ""
     try:
-        found = await resolve_host(host, parts.port or 443)
+        found = await resolve_host(parts.hostname or "", parts.port or 443)
     except (OSError, UnicodeError) as error:
         raise NotSentError(f"the host of {describe_url(url):.200} cannot be resolved: {type(error).__name__}") from None
-    return all(is_public(ipaddress.ip_address(address.partition("%")[0])) for address in found)
+    return [ipaddress.ip_address(address.partition("%")[0]) for address in found]
 
 
 # ---
@@ -360,7 +369,7 @@ async def begin_sign_in(
             try:
                 await _run_flow(provider, request, _build_challenge(request, refusal, wanted), send)
             except _PersonNeeded as needed:
-                await _check_address(needed.url, url, not await _is_public_host(url))
+                await _check_address(needed.url, url, await _is_private_host(url))
                 return needed.url, _build_pending(provider, needed, redirect_uri)
     raise SignInError(f"{describe_url(url)} needs no sign-in")  # pragma: no cover  # the flow always leads to a person
 

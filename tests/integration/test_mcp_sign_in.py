@@ -212,17 +212,17 @@ async def test_a_server_on_the_internet_leads_to_no_address_of_this_network(
     from perdure.mcp import sign_in
 
     page = await begin(client, guarded)
-    real, own = sign_in._is_public_host, f"http://127.0.0.1:{guarded.port}"
+    real, own = sign_in._is_private_host, f"http://127.0.0.1:{guarded.port}"
     check = sign_in._check_address
 
-    async def is_public(asked: str) -> bool:
-        return asked.startswith(own) or await real(asked)
+    async def is_private(asked: str) -> bool:
+        return not asked.startswith(own) and await real(asked)
 
     async def check_address(asked: str, server: str, may_be_private: bool) -> None:
         if not asked.startswith(own):
             await check(asked, server, may_be_private)
 
-    monkeypatch.setattr(sign_in, "_is_public_host", is_public)
+    monkeypatch.setattr(sign_in, "_is_private_host", is_private)
     monkeypatch.setattr(sign_in, "_check_address", check_address)
     assert page
     guarded.token_url = url
@@ -231,6 +231,20 @@ async def test_a_server_on_the_internet_leads_to_no_address_of_this_network(
         await client.grants.finish(answer)
     assert said in raised.value.message
     assert "word" not in raised.value.message
+
+
+async def test_a_server_with_an_address_on_the_internet_is_on_the_internet(
+    client: Client, guarded: OAuthServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever others its name has: its owner says which."""
+
+    async def resolve(*_: Any) -> list[str]:
+        return ["127.0.0.1", "8.8.8.8"]
+
+    monkeypatch.setattr("perdure.mcp.sign_in.resolve_host", resolve)
+    with pytest.raises(ToolError, match="which is not https"):
+        await begin(client, guarded)
+    assert guarded.asked == []
 
 
 async def test_what_is_stored_is_sealed_and_survives_a_change_of_the_key(
