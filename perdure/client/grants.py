@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
@@ -137,9 +137,12 @@ class McpGrants:
             await store.create_sign_in(SignInRow(name, sealed, add_seconds(now, SIGN_IN_SECONDS)), now)
         return SignIn(page, pending.state)
 
-    async def finish(self, answer: Mapping[str, str], *, by: str | None = None) -> SignedIn:
+    async def finish(
+        self, answer: Mapping[str, str], *, by: str | None = None, tenants: Sequence[str] | None = None
+    ) -> SignedIn:
         """Finish a sign-in with the parameters of the URL that the browser came back to, once. ``by``: only if this
-        person has begun it. Calls that wait for it are answered, and go on."""
+        person has begun it; ``tenants``: only for one of these, which may have people of the same name. Calls that wait
+        for it are answered, and go on."""
         from ..mcp.sign_in import PendingSignIn, finish_sign_in
 
         if len(answer) > MAX_PARAMETERS or any(len(text) > MAX_PARAMETER_CHARS for text in answer.values()):
@@ -151,9 +154,9 @@ class McpGrants:
         if row is None or row.expires_at <= format_utc_now():
             raise InvalidInputError(gone, hint="Begin the sign-in again.")
         about = open_secret(row.sealed, f"mcp-sign-in/{name}", "the sign-in")
-        if by is not None and by != about["by"]:
-            raise InvalidInputError("another person has begun this sign-in", hint="Begin one of your own.")
         key, actor = GrantKey(*about["key"]), str(about["by"])
+        if by not in (None, actor) or (tenants is not None and key.tenant not in tenants):
+            raise InvalidInputError("another person has begun this sign-in", hint="Begin one of your own.")
         grant = await finish_sign_in(PendingSignIn(**about["pending"]), dict(answer))
         known = await store.get_grant(key)
         if known is not None:
