@@ -230,6 +230,38 @@ async def test_workers_that_refresh_at_once_use_the_refresh_token_once(engine: E
     assert sorted(text for [text] in told) == [f"act {n} as ana" for n in (1, 2, 3)]
 
 
+async def test_a_call_that_asks_for_a_scope_does_not_end_the_refresh_of_another(
+    engine: Engine, guarded: OAuthServer
+) -> None:
+    """Nor what it says of its client: a second refresh would use the refresh token twice."""
+    guarded.registers = False
+    guarded.clients |= {"old": {}, "new": {}}
+    agents = [
+        host(MCPServer.http(guarded.url, auth=OAuth(client_id=id), name="crm"), call(tool), "Done.")[0]
+        for id, tool in (("old", "look"), ("new", "act"), ("old", "look"))
+    ]
+    for at, agent in enumerate(agents):
+        agent.name = f"host{at}"
+    async with engine.served(*agents) as client:
+        await sign_in(client, guarded.url, auth=OAuth(client_id="old"))
+        guarded.scopes = {"act": "write"}
+        guarded.go_on.clear()
+        guarded.expire_all()
+        refreshing = await client.start("host0", "Go.")
+        await asyncio.to_thread(guarded.refreshing.wait, 45)
+        for token in guarded.access.values():
+            token.expires_at = float("inf")
+        await waiting(await client.start("host1", "Go."))
+        guarded.refreshing.clear()
+        guarded.expire_all()
+        third = await client.start("host2", "Go.")
+        assert not await asyncio.to_thread(guarded.refreshing.wait, 3), "it waits for the first one"
+        guarded.go_on.set()
+        told = [results((await run.result()).messages) for run in (refreshing, third)]
+    assert guarded.refreshes == 1
+    assert sorted(told) == [["look 1 as ana"], ["look 2 as ana"]]
+
+
 @pytest.mark.parametrize(
     ("status", "body"),
     [
