@@ -237,8 +237,8 @@ async def test_a_call_that_asks_for_a_scope_does_not_end_the_refresh_of_another(
     guarded.registers = False
     guarded.clients |= {"old": {}, "new": {}}
     agents = [
-        host(MCPServer.http(guarded.url, auth=OAuth(client_id=id), name="crm"), call(tool), "Done.")[0]
-        for id, tool in (("old", "look"), ("new", "act"), ("old", "look"))
+        host(MCPServer.http(guarded.url, auth=OAuth(client_id=client_id), name="crm"), call(tool), "Done.")[0]
+        for client_id, tool in (("old", "look"), ("new", "act"), ("old", "look"))
     ]
     for at, agent in enumerate(agents):
         agent.name = f"host{at}"
