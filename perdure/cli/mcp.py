@@ -78,7 +78,7 @@ def login(
             print_line(f"Sign in here: {begun.url}", error=True)
             browser.state = begun.state
             if no_browser:
-                answer = await asyncio.to_thread(_read_answer)
+                answer = await asyncio.to_thread(_read_answer, begun.state)
             else:
                 _open_browser(begun.url)
                 answer = await browser.wait()
@@ -113,8 +113,8 @@ def _read_secret(path: Path) -> str:
     return secret
 
 
-def _read_answer() -> dict[str, str]:
-    """Read the address at which a browser on another machine has ended."""
+def _read_answer(state: str) -> dict[str, str]:
+    """Read the address at which a browser on another machine has ended, of the sign-in that has this ``state``."""
     print_line("Then paste the address that the browser ends at (its page cannot be shown):", error=True)
     line = sys.stdin.readline().strip()
     answer = dict(parse_qsl(urlsplit(line).query))
@@ -122,6 +122,8 @@ def _read_answer() -> dict[str, str]:
         raise InvalidInputError(
             "that is not the address that the browser ended at", hint=f"It has …{_CALLBACK}?code=…&state=…."
         )
+    if not secrets.compare_digest(answer["state"].encode(), state.encode()):
+        raise InvalidInputError("that address is of another sign-in", hint="Begin the sign-in again.")
     return answer
 
 

@@ -158,11 +158,21 @@ def judge_request(exchanges: Sequence[Exchange], error: MCPError) -> tuple[Verdi
     if not exchanges:
         return Verdict.OWN, None
     last, verdict = exchanges[-1], judge(exchanges[-1])
-    if verdict in (Verdict.AGAIN, Verdict.NEW_SESSION, Verdict.REFUSED):
-        earlier = (exchange for exchange in exchanges[:-1] if not _REDIRECT <= exchange.status < _CLIENT_ERROR)
-        if any(judge(exchange) in (Verdict.OWN, Verdict.LOST) for exchange in earlier):
-            return Verdict.LOST, last
+    if verdict in (Verdict.AGAIN, Verdict.NEW_SESSION, Verdict.REFUSED) and _may_be_done(exchanges[:-1]):
+        return Verdict.LOST, last
     return verdict, last
+
+
+def _may_be_done(exchanges: Sequence[Exchange]) -> bool:
+    """Whether one of the exchanges may have done something."""
+    rounds = (exchange for exchange in exchanges if not _REDIRECT <= exchange.status < _CLIENT_ERROR)
+    return any(judge(exchange) in (Verdict.OWN, Verdict.LOST) for exchange in rounds)
+
+
+def is_first_round(request: httpx2.Request) -> bool:
+    """Whether ``request``, which is under way in this context, is a message before which nothing can have been done: no
+    later round of a call, and no GET for the rest of an answer."""
+    return _read_message(request) is not None and not _may_be_done((_exchanges.get() or [])[:-1])
 
 
 def ends_session(exchanges: Sequence[Exchange], error: MCPError) -> bool:
