@@ -51,6 +51,7 @@ def login(
     ] = None,
     client_id: Annotated[str | None, typer.Option(help="Of a client that was registered by hand.")] = None,
     client_secret_file: Annotated[Path | None, typer.Option(help="File with the secret of that client.")] = None,
+    issuer: Annotated[str | None, typer.Option(help="The authorization server that knows that client.")] = None,
     client_metadata_url: Annotated[str | None, typer.Option(help="URL of the client's metadata document.")] = None,
     port: Annotated[
         int, typer.Option(min=0, max=65535, help="Port of loopback that the browser comes back to; 0: any.")
@@ -64,8 +65,10 @@ def login(
 ) -> None:
     """Sign in at an MCP server, and store the grant. Calls that wait for it go on."""
     secret = None if client_secret_file is None else _read_secret(client_secret_file)
-    names = {"client_id": client_id, "client_secret": secret, "client_metadata_url": client_metadata_url}
+    names = {"client_id": client_id, "client_secret": secret, "issuer": issuer}
     client_fields = {name: value for name, value in names.items() if value is not None}
+    if client_metadata_url is not None:
+        client_fields["client_metadata_url"] = client_metadata_url
 
     async def act(client: Client) -> SignedIn:
         from ..mcp.oauth import OAuth

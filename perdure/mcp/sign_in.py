@@ -32,7 +32,7 @@ from mcp.client.auth.extensions.client_credentials import (
     PrivateKeyJWTOAuthProvider,
     SignedJWTParameters,
 )
-from mcp.client.auth.utils import union_scopes, validate_authorization_response_iss
+from mcp.client.auth.utils import issuers_match, union_scopes, validate_authorization_response_iss
 from mcp.shared._httpx_utils import create_mcp_http_client
 from mcp.shared.auth import (
     OAuthClientInformationFull,
@@ -368,10 +368,27 @@ async def begin_sign_in(
             wanted = union_scopes(" ".join(dict.fromkeys((*auth.scopes, *scopes))) or None, refusal.scope)
             try:
                 await _run_flow(provider, request, _build_challenge(request, refusal, wanted), send)
+            except OAuthFlowError:
+                _check_issuer(provider, auth)
+                raise
             except _PersonNeeded as needed:
+                _check_issuer(provider, auth)
                 await _check_address(needed.url, url, await _is_private_host(url))
                 return needed.url, _build_pending(provider, needed, redirect_uri)
     raise SignInError(f"{describe_url(url)} needs no sign-in")  # pragma: no cover  # the flow always leads to a person
+
+
+def _check_issuer(provider: _PersonFlow, auth: OAuth) -> None:
+    """Raise ``SignInError`` if the server has led to another authorization server than the one of ``auth``."""
+    metadata = provider.context.oauth_metadata
+    if auth.issuer is not None and (metadata is None or not issuers_match(str(metadata.issuer), auth.issuer)):
+        found = "none" if metadata is None else describe_url(str(metadata.issuer))
+        server = describe_url(provider.context.server_url)
+        raise SignInError(
+            f"sign-in at {server}: it names the authorization server {found}, and the client is known to "
+            f"{describe_url(auth.issuer)}",
+            hint="If that is right, give OAuth(issuer=…) its URL; the client's secret would be sent to it.",
+        )
 
 
 def _build_probe(url: str) -> httpx2.Request:
@@ -385,7 +402,10 @@ def _build_probe(url: str) -> httpx2.Request:
 def _find_client(auth: OAuth, redirect_uri: str, previous: Grant | None) -> OAuthClientInformationFull | None:
     if auth.client_id is not None:
         return OAuthClientInformationFull(
-            client_id=auth.client_id, client_secret=auth.client_secret, redirect_uris=[AnyUrl(redirect_uri)]
+            client_id=auth.client_id,
+            client_secret=auth.client_secret,
+            redirect_uris=[AnyUrl(redirect_uri)],
+            issuer=auth.issuer,
         )
     if previous is None or previous.client is None:
         return None

@@ -79,12 +79,30 @@ async def test_a_server_that_does_not_answer_is_given_up(
 async def test_a_client_that_was_registered_by_hand(client: Client, guarded: OAuthServer) -> None:
     guarded.registers = False
     guarded.clients["by-hand"] = {}
-    page = await begin(client, guarded, auth=OAuth(client_id="by-hand", client_secret="hush-hush"))
+    page = await begin(
+        client, guarded, auth=OAuth(client_id="by-hand", client_secret="hush-hush", issuer=guarded.issuer)
+    )
     assert "client_id=by-hand&" in page
     assert "hush" not in page
     await client.grants.finish(await agree(page))
     [grant] = await client.grants.list()
     assert grant.state == "valid"
+
+
+@pytest.mark.parametrize("registers", [False, True])
+async def test_the_secret_of_a_client_goes_to_its_issuer_alone(
+    client: Client, guarded: OAuthServer, registers: bool
+) -> None:
+    """The MCP server names the authorization server, and may name its own."""
+    guarded.registers = registers
+    guarded.clients["by-hand"] = {}
+    auth = OAuth(client_id="by-hand", client_secret="hush-hush", issuer="https://auth.elsewhere.example")
+    with pytest.raises(
+        ToolError,
+        match=r"names the authorization server .*/as, and the client is known to https://auth.elsewhere.example",
+    ):
+        await begin(client, guarded, auth=auth)
+    assert not any(path.startswith("POST /as/") and path != "POST /as/register" for path in guarded.asked)
 
 
 async def test_a_sign_in_begins_with_the_client_that_the_agent_has_declared(
@@ -93,7 +111,7 @@ async def test_a_sign_in_begins_with_the_client_that_the_agent_has_declared(
     """Where the agent's code is not: a command, a console. The secret is told to nobody on the way."""
     guarded.registers = False
     guarded.clients["by-hand"] = {}
-    auth = OAuth(client_id="by-hand", client_secret="hush-hush-0123")
+    auth = OAuth(client_id="by-hand", client_secret="hush-hush-0123", issuer=guarded.issuer)
     server = MCPServer.http(guarded.url, auth=auth, name="crm")
     agent = Agent("user", ScriptedProvider([call("connect_crm"), call("act"), "Done."]), toolsets=[server])
     async with engine.served(agent) as other:
@@ -283,6 +301,8 @@ async def test_what_is_stored_is_sealed_and_survives_a_change_of_the_key(
     ("make", "said"),
     [
         (lambda: OAuth(client_secret="x"), "a client_secret without a client_id"),
+        (lambda: OAuth(client_id="x", client_secret="x"), "a client_secret without the issuer that knows it"),
+        (lambda: OAuth(client_id="x", issuer="x.example"), "OAuth: issuer is the http"),
         (lambda: OAuth(scopes=["a b"]), "scopes are texts without spaces"),
         (lambda: OAuth(client_metadata_url="http://x.example/c.json"), "is an https URL with a path"),
         (lambda: ClientCredentials("id", "https://x.example"), "give client_secret or private_key"),
