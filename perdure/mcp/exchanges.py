@@ -335,10 +335,26 @@ def _is_answer(value: Any) -> bool:
     )
 
 
+_TAG = re.compile(r"<[^<>]*>")
+
+
+def _drop_elements(text: str, name: str) -> str:
+    """Return ``text`` without the elements of that name; one that has no end takes the rest along."""
+    searched, kept, at = text.lower(), list[str](), 0
+    while (start := searched.find(f"<{name}", at)) >= 0:
+        kept.append(text[at:start])
+        at = searched.find(f"</{name}", start)
+        if at < 0:
+            return " ".join(kept)
+    return " ".join((*kept, text[at:]))
+
+
 def _shorten(body: bytes) -> str:
     """Return the beginning of a body as one line of text, without the marks of HTML."""
     text = body[: 4 * _SEARCHED_CHARS].decode(errors="replace")
     if text.lstrip().startswith("<"):
-        text = re.sub(r"<(style|script)\b.*?</\1>|<[^>]*>", " ", text, flags=re.DOTALL | re.IGNORECASE)
+        for name in ("style", "script"):
+            text = _drop_elements(text, name)
+        text = _TAG.sub(" ", text)
     line = " ".join(text.split())
     return line if len(line) <= _SHOWN_CHARS else f"{line[:_SHOWN_CHARS]}…"

@@ -71,6 +71,7 @@ async def test_a_login_from_the_question_to_the_logout(
         assert done.code == 0, done.err
         assert done.out == f"signed in to {guarded.url}; 1 waiting call of {run.id}\n"
         assert f"Sign in here: {guarded.issuer}/authorize?" in done.err
+        await eventually(lambda: _has_come(pages), what="the page in the browser")
         [page] = pages
         assert f"Signed in to {guarded.url}. You can close this page." in page.text
         assert results((await run.result()).messages)[-1] == "act 1 as ana"
@@ -96,6 +97,10 @@ async def test_a_login_from_the_question_to_the_logout(
         store = await client.store()
         rows = [(row.verb, row.tenant) for row in await store.list_audit(subject=f"mcp:{guarded.url}")]
         assert rows == [("mcp.sign_out", "acme"), ("mcp.grant", "acme"), ("mcp.sign_in", "acme")]
+
+
+async def _has_come(pages: list[httpx2.Response]) -> bool:
+    return bool(pages)
 
 
 async def _is_asked(run: Any) -> bool:
