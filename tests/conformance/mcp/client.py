@@ -111,7 +111,7 @@ class Session:
 async def main(url: str) -> None:
     scenario = os.environ.get("MCP_CONFORMANCE_SCENARIO", "")
     about = json.loads(os.environ.get("MCP_CONFORMANCE_CONTEXT") or "{}")
-    issuer = await find_issuer(url) if scenario.startswith("auth/client-credentials") else None
+    issuer = await find_issuer(url) if "client_id" in about else None
     session = Session(url, build_auth(scenario, about, issuer))
     try:
         for name in await session.list_tools():
