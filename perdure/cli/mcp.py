@@ -51,6 +51,7 @@ def login(
     ] = None,
     client_id: Annotated[str | None, typer.Option(help="Of a client that was registered by hand.")] = None,
     client_secret_file: Annotated[Path | None, typer.Option(help="File with the secret of that client.")] = None,
+    issuer: Annotated[str | None, typer.Option(help="The authorization server that knows that client.")] = None,
     client_metadata_url: Annotated[str | None, typer.Option(help="URL of the client's metadata document.")] = None,
     port: Annotated[
         int, typer.Option(min=0, max=65535, help="Port of loopback that the browser comes back to; 0: any.")
@@ -64,8 +65,10 @@ def login(
 ) -> None:
     """Sign in at an MCP server, and store the grant. Calls that wait for it go on."""
     secret = None if client_secret_file is None else _read_secret(client_secret_file)
-    names = {"client_id": client_id, "client_secret": secret, "client_metadata_url": client_metadata_url}
+    names = {"client_id": client_id, "client_secret": secret, "issuer": issuer}
     client_fields = {name: value for name, value in names.items() if value is not None}
+    if client_metadata_url is not None:
+        client_fields["client_metadata_url"] = client_metadata_url
 
     async def act(client: Client) -> SignedIn:
         from ..mcp.oauth import OAuth
@@ -78,7 +81,7 @@ def login(
             print_line(f"Sign in here: {begun.url}", error=True)
             browser.state = begun.state
             if no_browser:
-                answer = await asyncio.to_thread(_read_answer)
+                answer = await asyncio.to_thread(_read_answer, begun.state)
             else:
                 _open_browser(begun.url)
                 answer = await browser.wait()
@@ -113,8 +116,8 @@ def _read_secret(path: Path) -> str:
     return secret
 
 
-def _read_answer() -> dict[str, str]:
-    """Read the address at which a browser on another machine has ended."""
+def _read_answer(state: str) -> dict[str, str]:
+    """Read the address at which a browser on another machine has ended, of the sign-in that has this ``state``."""
     print_line("Then paste the address that the browser ends at (its page cannot be shown):", error=True)
     line = sys.stdin.readline().strip()
     answer = dict(parse_qsl(urlsplit(line).query))
@@ -122,6 +125,8 @@ def _read_answer() -> dict[str, str]:
         raise InvalidInputError(
             "that is not the address that the browser ended at", hint=f"It has …{_CALLBACK}?code=…&state=…."
         )
+    if not secrets.compare_digest(answer["state"].encode(), state.encode()):
+        raise InvalidInputError("that address is of another sign-in", hint="Begin the sign-in again.")
     return answer
 
 

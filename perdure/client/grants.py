@@ -9,11 +9,12 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
+from urllib.parse import urlsplit
 
 from ..errors import InvalidInputError, PerdureError, StoreError, ToolError
 from ..mcp.grants import Grant, build_grant_key, build_grant_row, describe_url, open_grant, open_secret, seal_secret
@@ -136,9 +137,12 @@ class McpGrants:
             await store.create_sign_in(SignInRow(name, sealed, add_seconds(now, SIGN_IN_SECONDS)), now)
         return SignIn(page, pending.state)
 
-    async def finish(self, answer: Mapping[str, str], *, by: str | None = None) -> SignedIn:
+    async def finish(
+        self, answer: Mapping[str, str], *, by: str | None = None, tenants: Sequence[str] | None = None
+    ) -> SignedIn:
         """Finish a sign-in with the parameters of the URL that the browser came back to, once. ``by``: only if this
-        person has begun it. Calls that wait for it are answered, and go on."""
+        person has begun it; ``tenants``: only for one of these, which may have people of the same name. Calls that wait
+        for it are answered, and go on."""
         from ..mcp.sign_in import PendingSignIn, finish_sign_in
 
         if len(answer) > MAX_PARAMETERS or any(len(text) > MAX_PARAMETER_CHARS for text in answer.values()):
@@ -150,9 +154,9 @@ class McpGrants:
         if row is None or row.expires_at <= format_utc_now():
             raise InvalidInputError(gone, hint="Begin the sign-in again.")
         about = open_secret(row.sealed, f"mcp-sign-in/{name}", "the sign-in")
-        if by is not None and by != about["by"]:
-            raise InvalidInputError("another person has begun this sign-in", hint="Begin one of your own.")
         key, actor = GrantKey(*about["key"]), str(about["by"])
+        if by not in (None, actor) or (tenants is not None and key.tenant not in tenants):
+            raise InvalidInputError("another person has begun this sign-in", hint="Begin one of your own.")
         grant = await finish_sign_in(PendingSignIn(**about["pending"]), dict(answer))
         known = await store.get_grant(key)
         if known is not None:
@@ -244,6 +248,14 @@ class McpGrants:
     def _build_key(self, url: str, tenant: str | None, user: str | None) -> GrantKey:
         if not isinstance(url, str) or not url.startswith(("https://", "http://")):
             raise InvalidInputError(f"the URL of an MCP server is http(s), not {url!r:.200}", hint="https://x.dev/mcp")
+        try:
+            has_host = bool(urlsplit(url).hostname) and urlsplit(url).port != 0
+        except ValueError:
+            has_host = False
+        if not has_host:
+            raise InvalidInputError(
+                "the URL of the MCP server has no host, or a port that is none", hint="https://x.dev/mcp"
+            )
         if list(find_address_secrets(url)):
             raise InvalidInputError("the URL of the MCP server has credentials", hint="Give it without them.")
         owner = [None if name is None else clean_text(name) for name in (tenant, user)]

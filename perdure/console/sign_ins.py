@@ -67,7 +67,7 @@ async def finish(page: Page) -> Response:
     if len(answer) != len(pairs):
         raise InvalidInputError("The address that the authorization server led to has a parameter twice.")
     try:
-        signed_in = await page.call.client.grants.finish(answer, by=page.call.by)
+        signed_in = await page.call.client.grants.finish(answer, by=page.call.by, tenants=page.call.caller.tenants)
     except ToolError as error:
         raise WebError(error.message, status=502, hint=error.hint) from error
     session, call_id = json.loads(signed_in.note)

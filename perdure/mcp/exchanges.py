@@ -158,11 +158,21 @@ def judge_request(exchanges: Sequence[Exchange], error: MCPError) -> tuple[Verdi
     if not exchanges:
         return Verdict.OWN, None
     last, verdict = exchanges[-1], judge(exchanges[-1])
-    if verdict in (Verdict.AGAIN, Verdict.NEW_SESSION, Verdict.REFUSED):
-        earlier = (exchange for exchange in exchanges[:-1] if not _REDIRECT <= exchange.status < _CLIENT_ERROR)
-        if any(judge(exchange) in (Verdict.OWN, Verdict.LOST) for exchange in earlier):
-            return Verdict.LOST, last
+    if verdict in (Verdict.AGAIN, Verdict.NEW_SESSION, Verdict.REFUSED) and _may_be_done(exchanges[:-1]):
+        return Verdict.LOST, last
     return verdict, last
+
+
+def _may_be_done(exchanges: Sequence[Exchange]) -> bool:
+    """Whether one of the exchanges may have done something."""
+    rounds = (exchange for exchange in exchanges if not _REDIRECT <= exchange.status < _CLIENT_ERROR)
+    return any(judge(exchange) in (Verdict.OWN, Verdict.LOST) for exchange in rounds)
+
+
+def is_first_round(request: httpx2.Request) -> bool:
+    """Whether ``request``, which is under way in this context, is a message before which nothing can have been done: no
+    later round of a call, and no GET for the rest of an answer."""
+    return _read_message(request) is not None and not _may_be_done((_exchanges.get() or [])[:-1])
 
 
 def ends_session(exchanges: Sequence[Exchange], error: MCPError) -> bool:
@@ -325,10 +335,26 @@ def _is_answer(value: Any) -> bool:
     )
 
 
+_TAG = re.compile(r"<[^<>]*>")
+
+
+def _drop_elements(text: str, name: str) -> str:
+    """Return ``text`` without the elements of that name; one that has no end takes the rest along."""
+    searched, kept, at = text.lower(), list[str](), 0
+    while (start := searched.find(f"<{name}", at)) >= 0:
+        kept.append(text[at:start])
+        at = searched.find(f"</{name}", start)
+        if at < 0:
+            return " ".join(kept)
+    return " ".join((*kept, text[at:]))
+
+
 def _shorten(body: bytes) -> str:
     """Return the beginning of a body as one line of text, without the marks of HTML."""
     text = body[: 4 * _SEARCHED_CHARS].decode(errors="replace")
     if text.lstrip().startswith("<"):
-        text = re.sub(r"<(style|script)\b.*?</\1>|<[^>]*>", " ", text, flags=re.DOTALL | re.IGNORECASE)
+        for name in ("style", "script"):
+            text = _drop_elements(text, name)
+        text = _TAG.sub(" ", text)
     line = " ".join(text.split())
     return line if len(line) <= _SHOWN_CHARS else f"{line[:_SHOWN_CHARS]}…"

@@ -135,7 +135,8 @@ def build_grant_row(address: str, key: GrantKey, grant: Grant, by: str) -> Grant
 async def declare_client(
     access: GrantAccess, key: GrantKey, stored: StoredGrant | None, declared: dict[str, str]
 ) -> None:
-    """Write what the agent says of its client, for a sign-in that begins where its code is not."""
+    """Write what the agent says of its client, for a sign-in that begins where its code is not. A grant that somebody
+    refreshes just now is left alone: the next call writes it."""
     if declared == ((stored.grant.declared if stored is not None else None) or {}):
         return
     grant = replace(Grant() if stored is None else stored.grant, declared=declared)
@@ -143,8 +144,10 @@ async def declare_client(
     if stored is None:
         await access.run(lambda grants: grants.create_grant(row, replace=False))
     else:
-        version = stored.row.version
-        await access.run(lambda grants: grants.update_grant(key, version, row.sealed, row.key_id, row.updated_at))
+        version, owner = stored.row.version, uuid.uuid4().hex
+        until = add_seconds(row.updated_at, LEASE_SECONDS)
+        if await access.run(lambda grants: grants.lease_grant(key, version, owner, row.updated_at, until)):
+            await access.run(lambda grants: grants.update_grant(key, version, row.sealed, row.key_id, row.updated_at))
 
 
 Exchange = Callable[[Grant], Awaitable[Grant | None]]

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..errors import DefinitionError, ToolError
 from ..types.approvals import Consent
-
-if TYPE_CHECKING:
-    pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +23,9 @@ class OAuth:
     client_id: str | None = None
     """Of a client that was registered by hand; without it perdure registers one (RFC 7591)."""
     client_secret: str | None = field(default=None, repr=False)
+    issuer: str | None = None
+    """URL of the authorization server that knows this client: its secret is sent to no other, whatever the MCP server
+    says."""
     client_metadata_url: str | None = None
     """https URL of a client metadata document, which is the client's id at servers that support it."""
     per_user: bool = False
@@ -34,12 +34,16 @@ class OAuth:
     def __post_init__(self) -> None:
         """Raise ``DefinitionError`` for values that cannot work."""
         object.__setattr__(self, "scopes", _check_scopes(self.scopes, "OAuth"))
-        for name in ("client_id", "client_secret", "client_metadata_url"):
+        for name in ("client_id", "client_secret", "issuer", "client_metadata_url"):
             value = getattr(self, name)
             if value is not None and (not isinstance(value, str) or not value):
                 raise DefinitionError(f"OAuth: {name} is a text that is not empty", hint="Leave it out, or give it.")
         if self.client_secret is not None and self.client_id is None:
             raise DefinitionError("OAuth: a client_secret without a client_id", hint="Give the client_id, too.")
+        if self.client_secret is not None and self.issuer is None:
+            raise DefinitionError("OAuth: a client_secret without the issuer that knows it", hint=_ISSUER_HINT)
+        if self.issuer is not None:
+            _check_issuer(self.issuer, "OAuth")
         url = self.client_metadata_url
         if url is not None and (not url.startswith("https://") or url.count("/") < 3 or url.endswith("/")):
             raise DefinitionError(
@@ -49,7 +53,7 @@ class OAuth:
 
     def declare_client(self) -> dict[str, str]:
         """Return what a sign-in must know of the client."""
-        names = ("client_id", "client_secret", "client_metadata_url")
+        names = ("client_id", "client_secret", "issuer", "client_metadata_url")
         return {name: value for name in names if (value := getattr(self, name)) is not None}
 
 
@@ -79,11 +83,17 @@ class ClientCredentials:
             raise DefinitionError(
                 "ClientCredentials: give client_secret or private_key, one of them", hint="Leave the other one out."
             )
-        if not isinstance(self.issuer, str) or not self.issuer.startswith(("https://", "http://")):
-            raise DefinitionError(
-                f"ClientCredentials: issuer is the http(s) URL of the authorization server, not {self.issuer!r:.200}",
-                hint='For instance issuer="https://auth.example.com".',
-            )
+        _check_issuer(self.issuer, "ClientCredentials")
+
+
+_ISSUER_HINT = 'For instance issuer="https://auth.example.com".'
+
+
+def _check_issuer(issuer: object, what: str) -> None:
+    if not isinstance(issuer, str) or not issuer.startswith(("https://", "http://")):
+        raise DefinitionError(
+            f"{what}: issuer is the http(s) URL of the authorization server, not {issuer!r:.200}", hint=_ISSUER_HINT
+        )
 
 
 def _check_scopes(scopes: Any, what: str) -> tuple[str, ...]:

@@ -453,7 +453,7 @@ def _check_auth(url: str, auth: Any, secrets: Sequence[str]) -> None:
 async def _open_http_streams(url: str, headers: Mapping[str, str], bearer: Bearer) -> Any:
     from mcp.client.streamable_http import streamable_http_client
 
-    from .exchanges import MAX_ANSWER_BYTES, ExchangeClient
+    from .exchanges import MAX_ANSWER_BYTES, ExchangeClient, is_first_round
 
     async def add_token(request: Any) -> None:
         if bearer.token is not None:
@@ -464,7 +464,8 @@ async def _open_http_streams(url: str, headers: Mapping[str, str], bearer: Beare
 
         sent = response.request.headers.get("Authorization", "").removeprefix("Bearer ")
         bearer.refusal = refusal = read_refusal(response, sent or None)
-        if refusal is not None and (refusals := _request_refusals.get()) is not None:
+        refusals = _request_refusals.get()
+        if refusal is not None and refusals is not None and is_first_round(response.request):
             refusals.append(refusal)
 
     async with AsyncExitStack() as stack:

@@ -32,7 +32,7 @@ from mcp.client.auth.extensions.client_credentials import (
     PrivateKeyJWTOAuthProvider,
     SignedJWTParameters,
 )
-from mcp.client.auth.utils import union_scopes, validate_authorization_response_iss
+from mcp.client.auth.utils import issuers_match, union_scopes, validate_authorization_response_iss
 from mcp.shared._httpx_utils import create_mcp_http_client
 from mcp.shared.auth import (
     OAuthClientInformationFull,
@@ -58,6 +58,11 @@ ANSWER_SECONDS = 20.0
 SCOPE_CHARS = 2000
 """Most characters of all scopes of a demand or a grant."""
 _SCOPE = re.compile(r"[\x21\x23-\x5b\x5d-\x7e]{1,200}")
+TOKEN_SECONDS = 10 * 365 * 86400
+"""Longest time that a token is believed to be valid: servers name any number."""
+_TOKEN = re.compile(r"[\x21-\x7e]{1,32768}")
+_PASSING_ERRORS = ("temporarily_unavailable", "server_error", "slow_down")
+"""Errors of a token endpoint that say nothing of the grant."""
 CLIENT_NAME = "perdure"
 HTTP_OK, HTTP_UNAUTHORIZED, HTTP_FORBIDDEN, HTTP_TOO_MANY, HTTP_SERVER_ERROR = 200, 401, 403, 429, 500
 
@@ -90,7 +95,7 @@ Send = Callable[[httpx2.Request], Awaitable[httpx2.Response]]
 @asynccontextmanager
 async def _open_sender(server_url: str) -> AsyncIterator[Send]:
     """Send requests on behalf of a sign-in at ``server_url``."""
-    may_be_private = not await _is_public_host(server_url)
+    may_be_private = await _is_private_host(server_url)
 
     async def send(request: httpx2.Request) -> httpx2.Response:
         url = str(request.url)
@@ -129,7 +134,7 @@ async def _check_address(url: str, server_url: str, may_be_private: bool) -> Non
     """Raise ``SignInError`` for a URL to which ``server_url`` may not lead."""
     parts = urlsplit(url)
     shown, server = describe_url(url), describe_url(server_url)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.port == 0:  # one above 65535 raises
         raise SignInError(f"MCP server {server} leads to {shown:.200}, which is not an http(s) URL")
     if parts.username is not None:
         raise SignInError(f"MCP server {server} leads to {shown:.200} with credentials in the URL")
@@ -142,13 +147,22 @@ async def _check_address(url: str, server_url: str, may_be_private: bool) -> Non
 
 
 async def _is_public_host(url: str) -> bool:
+    """Whether all of its addresses are of the internet."""
+    return all(map(is_public, await _resolve(url)))
+
+
+async def _is_private_host(url: str) -> bool:
+    """Whether none of its addresses is of the internet: the owner of a name there may give it any others besides."""
+    return not any(map(is_public, await _resolve(url)))
+
+
+async def _resolve(url: str) -> list[ipaddress.IPv4Address | ipaddress.IPv6Address]:
     parts = urlsplit(url)
-    host = parts.hostname or ""
     try:
-        found = await resolve_host(host, parts.port or 443)
+        found = await resolve_host(parts.hostname or "", parts.port or 443)
     except (OSError, UnicodeError) as error:
         raise NotSentError(f"the host of {describe_url(url):.200} cannot be resolved: {type(error).__name__}") from None
-    return all(is_public(ipaddress.ip_address(address.partition("%")[0])) for address in found)
+    return [ipaddress.ip_address(address.partition("%")[0]) for address in found]
 
 
 # ---
@@ -257,6 +271,9 @@ def _translate_sdk_errors(server_url: str) -> Iterator[None]:
     except ValidationError as error:
         names = ", ".join(sorted({str(flaw["loc"][0]) for flaw in error.errors() if flaw["loc"]}))
         raise SignInError(f"sign-in at {describe_url(server_url)}: an answer is not valid ({names:.200})") from None
+    except (httpx2.InvalidURL, ValueError, ArithmeticError) as error:  # of a URL or a number that is none
+        what = type(error).__name__
+        raise SignInError(f"sign-in at {describe_url(server_url)}: an answer is not valid ({what})") from None
     finally:
         _in_flow.reset(token)
 
@@ -351,10 +368,27 @@ async def begin_sign_in(
             wanted = union_scopes(" ".join(dict.fromkeys((*auth.scopes, *scopes))) or None, refusal.scope)
             try:
                 await _run_flow(provider, request, _build_challenge(request, refusal, wanted), send)
+            except OAuthFlowError:
+                _check_issuer(provider, auth)
+                raise
             except _PersonNeeded as needed:
-                await _check_address(needed.url, url, not await _is_public_host(url))
+                _check_issuer(provider, auth)
+                await _check_address(needed.url, url, await _is_private_host(url))
                 return needed.url, _build_pending(provider, needed, redirect_uri)
     raise SignInError(f"{describe_url(url)} needs no sign-in")  # pragma: no cover  # the flow always leads to a person
+
+
+def _check_issuer(provider: _PersonFlow, auth: OAuth) -> None:
+    """Raise ``SignInError`` if the server has led to another authorization server than the one of ``auth``."""
+    metadata = provider.context.oauth_metadata
+    if auth.issuer is not None and (metadata is None or not issuers_match(str(metadata.issuer), auth.issuer)):
+        found = "none" if metadata is None else describe_url(str(metadata.issuer))
+        server = describe_url(provider.context.server_url)
+        raise SignInError(
+            f"sign-in at {server}: it names the authorization server {found}, and the client is known to "
+            f"{describe_url(auth.issuer)}",
+            hint="If that is right, give OAuth(issuer=…) its URL; the client's secret would be sent to it.",
+        )
 
 
 def _build_probe(url: str) -> httpx2.Request:
@@ -368,7 +402,10 @@ def _build_probe(url: str) -> httpx2.Request:
 def _find_client(auth: OAuth, redirect_uri: str, previous: Grant | None) -> OAuthClientInformationFull | None:
     if auth.client_id is not None:
         return OAuthClientInformationFull(
-            client_id=auth.client_id, client_secret=auth.client_secret, redirect_uris=[AnyUrl(redirect_uri)]
+            client_id=auth.client_id,
+            client_secret=auth.client_secret,
+            redirect_uris=[AnyUrl(redirect_uri)],
+            issuer=auth.issuer,
         )
     if previous is None or previous.client is None:
         return None
@@ -444,12 +481,15 @@ def _restore_flow(
 def _add_tokens(grant: Grant, storage: _FlowStorage) -> Grant:
     tokens = storage.tokens
     assert tokens is not None, "the flow has stored them"
+    if not _TOKEN.fullmatch(tokens.access_token):  # an error of the header would show it
+        raise SignInError("the authorization server gives an access token that no header can carry")
+    lasts = None if tokens.expires_in is None else min(max(tokens.expires_in, 0), TOKEN_SECONDS)
     return replace(
         grant,
         access_token=tokens.access_token,
         refresh_token=tokens.refresh_token,
         scope=clean_scope(tokens.scope),
-        expires_at=None if tokens.expires_in is None else time.time() + tokens.expires_in,
+        expires_at=None if lasts is None else time.time() + lasts,
     )
 
 
@@ -461,7 +501,8 @@ async def refresh_tokens(url: str, grant: Grant) -> Grant | None:
     """Return the grant with new tokens, without any if the authorization server does not know the client any more;
     None if it refuses the grant for good.
 
-    Raises ``NotSentError`` if the server cannot be reached or has an error of its own: a retry may help.
+    Raises ``NotSentError`` if the server cannot be reached or has an error of its own: a retry may help;
+    ``SignInError`` for an answer that is none of an authorization server.
     """
     tokens = OAuthToken(access_token=grant.access_token or "", refresh_token=grant.refresh_token, scope=grant.scope)
     storage = _FlowStorage(tokens=tokens)
@@ -471,11 +512,14 @@ async def refresh_tokens(url: str, grant: Grant) -> Grant | None:
         request = await provider._refresh_token()  # a subclass
         async with _open_sender(url) as send:
             response = await send(request)
-        if response.status_code >= HTTP_SERVER_ERROR or response.status_code == HTTP_TOO_MANY:
-            raise NotSentError(f"the grant for {describe_url(url)} was not refreshed: HTTP {response.status_code}")
-        if response.status_code != HTTP_OK:
-            is_unknown = _describe_token_error(response).partition(": ")[2].startswith("invalid_client")
+        status, error = response.status_code, (_read_token_error(response) or [""])[0]
+        if status >= HTTP_SERVER_ERROR or status == HTTP_TOO_MANY or error in _PASSING_ERRORS:
+            raise NotSentError(f"the grant for {describe_url(url)} was not refreshed: HTTP {status}")
+        if error:  # also with 200, as GitHub does
+            is_unknown = error == "invalid_client"
             return Grant(metadata=grant.metadata, resource=grant.resource, scope=grant.scope) if is_unknown else None
+        if status != HTTP_OK:  # of a proxy, or of a wrong address: the refresh token may be as good as before
+            raise SignInError(f"the grant for {describe_url(url)} was not refreshed: HTTP {status}")
         if not await provider._handle_refresh_response(response):  # a subclass
             raise SignInError(f"the grant for {describe_url(url)} was not refreshed: the answer is not valid")
     return _add_tokens(grant, storage)
@@ -541,10 +585,13 @@ def _list_secrets(grant: Grant) -> tuple[str | None, ...]:
 
 
 def _describe_token_error(response: httpx2.Response) -> str:
-    """Describe the error of a token endpoint by the fields that RFC 6749 has; the rest may be anything."""
+    return ": ".join([f"HTTP {response.status_code}", *_read_token_error(response)])[:500]
+
+
+def _read_token_error(response: httpx2.Response) -> list[str]:
+    """Return the error of a token endpoint, by the fields that RFC 6749 has; the rest may be anything."""
     try:
         body = json.loads(response.content)
-        words = [body[name] for name in ("error", "error_description") if isinstance(body.get(name), str)]
+        return [body[name] for name in ("error", "error_description") if isinstance(body.get(name), str)]
     except (ValueError, AttributeError, RecursionError):
-        words = []
-    return ": ".join([f"HTTP {response.status_code}", *words])[:500]
+        return []

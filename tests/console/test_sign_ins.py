@@ -103,6 +103,23 @@ async def test_a_person_signs_in_and_the_run_goes_on(engine: Engine, guarded: OA
         assert not [word for word in ("access-", "refresh-") if word in page.text]
 
 
+async def test_a_user_of_that_name_of_another_tenant_does_not_finish_a_sign_in(
+    engine: Engine, guarded: OAuthServer
+) -> None:
+    """They were sent the link, and agreed: what they have at the server is not for the runs of the one who sent it."""
+    async with engine.served(host(guarded, per_user=True)) as client, console(client, tokens=True) as opened:
+        ours, theirs = [
+            (await client.tokens.create("weber", role="sender", tenants=[tenant])).token for tenant in ("acme", "bolt")
+        ]
+        run, _ = await started(client, user="weber", tenant="acme")
+        [pending] = (await run.status()).approvals
+        shown = quote(run.id.removeprefix("~acme~"), safe="")
+        answer = await agree(await begin(opened.browse(ours), f"/inbox/{shown}/{quote(pending.call_id, safe='')}"))
+        page = await come_back(opened.browse(theirs), answer)
+        assert "another person has begun this sign-in" in page.text
+        assert await client.grants.list() == []
+
+
 async def test_a_user_signs_in_for_themselves_only(engine: Engine, guarded: OAuthServer) -> None:
     weber = make_caller("weber", "sender")
     async with engine.served(host(guarded, per_user=True)) as client, console(client, weber) as opened:

@@ -21,9 +21,9 @@ pytestmark = pytest.mark.slow
 PHONE = {"viewport": {"width": 390, "height": 800}, "is_mobile": True, "has_touch": True}
 NO_PAGES = {
     *("inbox_changes", "context", "outcome", "panel", "earlier", "live", "file", "export_events", "export_messages"),
-    *("chat_state", "chat_earlier", "chat_live", "chat_outcome", "audit_csv", "audit_lines"),
+    *("chat_state", "chat_earlier", "chat_live", "chat_outcome", "audit_csv", "audit_lines", "signed_in"),
 }
-"""Routes that answer with a part of a page, a file or events: they have no form of their own."""
+"""Routes that answer with a part of a page, a file or events, or lead on: they have no form of their own."""
 ELSEWHERE = {"schedule"}
 """Pages that need Temporal's schedules, of a real server: test_schedules_browser.py types into them."""
 

@@ -71,6 +71,7 @@ async def test_a_login_from_the_question_to_the_logout(
         assert done.code == 0, done.err
         assert done.out == f"signed in to {guarded.url}; 1 waiting call of {run.id}\n"
         assert f"Sign in here: {guarded.issuer}/authorize?" in done.err
+        await eventually(lambda: _has_come(pages), what="the page in the browser")
         [page] = pages
         assert f"Signed in to {guarded.url}. You can close this page." in page.text
         assert results((await run.result()).messages)[-1] == "act 1 as ana"
@@ -98,6 +99,10 @@ async def test_a_login_from_the_question_to_the_logout(
         assert rows == [("mcp.sign_out", "acme"), ("mcp.grant", "acme"), ("mcp.sign_in", "acme")]
 
 
+async def _has_come(pages: list[httpx2.Response]) -> bool:
+    return bool(pages)
+
+
 async def _is_asked(run: Any) -> bool:
     return bool((await run.status()).approvals)
 
@@ -118,11 +123,14 @@ async def test_a_machine_without_a_browser_reads_the_address(
     """The address of the page is printed, and that at which the other machine's browser ends is pasted."""
     typed = _Typed()
     async with engine.served(Agent("host", ScriptedProvider([]))) as client:
-        for paste, code in (("nothing", 2), ("forged", 2), ("", 0)):
+        for paste, code in (("nothing", 2), ("forged", 2), ("another's", 2), ("", 0)):
             login = await cli.spawn("mcp", "login", guarded.url, "--no-browser")
             monkeypatch.setattr(sys, "stdin", typed)
             answer = await agree((await login.until("Sign in here: ")).removeprefix("Sign in here: "))
             answer |= {"state": "forged"} if paste == "forged" else {}
+            if paste == "another's":  # who has sent the person a link to this address
+                begun = await client.grants.begin(guarded.url, redirect_uri=RETURN, user="eve", by="eve")
+                answer = await agree(begun.url)
             typed.lines.put("hello\n" if paste == "nothing" else f"{RETURN}?{httpx2.QueryParams(answer)}\n")
             assert await login.ended() == code, login.output
             assert len(await client.grants.list()) == (code == 0)
@@ -135,6 +143,8 @@ async def test_what_cannot_work_is_said_before_the_browser_opens(
     empty.write_text("\n")
     wrong = {
         "the URL of an MCP server is http(s), not 'mcp.example'": ["mcp.example"],
+        "the URL of the MCP server has no host": ["http://[::1/mcp"],
+        "or a port that is none": ["http://127.0.0.1:99999/mcp"],
         "the URL of the MCP server has credentials": ["https://me:secret@mcp.example/mcp"],
         f"port {guarded.port} of 127.0.0.1 cannot be used": [guarded.url, "--port", str(guarded.port)],
         f"{empty} is empty": [guarded.url, "--client-id", "x", "--client-secret-file", str(empty)],

@@ -137,6 +137,18 @@ async def _has_asked_again(run: Any, hash: str) -> bool:
     return any(each.hash != hash for each in (await run.status()).approvals)
 
 
+async def test_a_token_that_is_refused_once_a_call_has_begun_does_not_have_it_made_again(
+    engine: Engine, guarded: OAuthServer
+) -> None:
+    guarded.breaks_streams = True
+    agent, _ = host(MCPServer.http(guarded.url, auth=OAuth()), call("act"), "Done.")
+    async with engine.served(agent) as client:
+        await sign_in(client, guarded.url)
+        [told] = results((await (await client.start("host", "Go.")).result()).messages)
+    assert [name for name, _ in guarded.calls] == ["act"]
+    assert "the call may have happened or not" in told
+
+
 async def test_a_person_who_does_not_sign_in_is_an_error_that_the_model_sees(
     engine: Engine, guarded: OAuthServer
 ) -> None:
@@ -218,18 +230,63 @@ async def test_workers_that_refresh_at_once_use_the_refresh_token_once(engine: E
     assert sorted(text for [text] in told) == [f"act {n} as ana" for n in (1, 2, 3)]
 
 
+async def test_a_call_that_asks_for_a_scope_does_not_end_the_refresh_of_another(
+    engine: Engine, guarded: OAuthServer
+) -> None:
+    """Nor what it says of its client: a second refresh would use the refresh token twice."""
+    guarded.registers = False
+    guarded.clients |= {"old": {}, "new": {}}
+    agents = [
+        host(MCPServer.http(guarded.url, auth=OAuth(client_id=client_id), name="crm"), call(tool), "Done.")[0]
+        for client_id, tool in (("old", "look"), ("new", "act"), ("old", "look"))
+    ]
+    for at, agent in enumerate(agents):
+        agent.name = f"host{at}"
+    async with engine.served(*agents) as client:
+        await sign_in(client, guarded.url, auth=OAuth(client_id="old"))
+        guarded.scopes = {"act": "write"}
+        guarded.go_on.clear()
+        guarded.expire_all()
+        refreshing = await client.start("host0", "Go.")
+        await asyncio.to_thread(guarded.refreshing.wait, 45)
+        for token in guarded.access.values():
+            token.expires_at = float("inf")
+        await waiting(await client.start("host1", "Go."))
+        guarded.refreshing.clear()
+        guarded.expire_all()
+        third = await client.start("host2", "Go.")
+        assert not await asyncio.to_thread(guarded.refreshing.wait, 3), "it waits for the first one"
+        guarded.go_on.set()
+        told = [results((await run.result()).messages) for run in (refreshing, third)]
+    assert guarded.refreshes == 1
+    assert sorted(told) == [["look 1 as ana"], ["look 2 as ana"]]
+
+
+@pytest.mark.parametrize(
+    ("status", "body"),
+    [
+        (503, None),
+        (429, '{"error": "invalid_request"}'),
+        (400, '{"error": "temporarily_unavailable"}'),
+        (302, ""),
+        (403, "<h1>Blocked by the firewall</h1>"),
+        (404, "404 page not found"),
+        (400, '["error"]'),
+        (200, "<h1>Maintenance</h1>"),
+    ],
+)
 async def test_a_token_endpoint_that_fails_is_an_error_and_the_grant_stays(
-    engine: Engine, guarded: OAuthServer, monkeypatch: pytest.MonkeyPatch
+    engine: Engine, guarded: OAuthServer, monkeypatch: pytest.MonkeyPatch, status: int, body: str | None
 ) -> None:
     monkeypatch.setattr("perdure.mcp.server.RETRY_DELAYS", (0.0,))
 
     def fail(_: ModelRequest) -> Any:
         guarded.expire_all()
-        guarded.refresh_status = 503
+        guarded.refresh_status, guarded.refresh_body = status, body
         return call("act")
 
     def mend(_: ModelRequest) -> Any:
-        guarded.refresh_status = 200
+        guarded.refresh_status, guarded.refresh_body = 200, None
         return call("act")
 
     agent, _ = host(MCPServer.http(guarded.url, auth=OAuth()), fail, mend, "Done.")
@@ -237,8 +294,33 @@ async def test_a_token_endpoint_that_fails_is_an_error_and_the_grant_stays(
         await sign_in(client, guarded.url)
         response = await (await client.start("host", "Go.")).result()
     failed, acted = results(response.messages)
-    assert "was not refreshed: HTTP 503" in failed
+    assert "was not refreshed: " + (f"HTTP {status}" if status != 200 else "the answer is not valid") in failed
     assert acted == "act 1 as ana"
+
+
+@pytest.mark.parametrize(
+    ("status", "body"),
+    [
+        (400, '{"error": "invalid_grant"}'),
+        (401, '{"error": "invalid_client"}'),
+        (200, '{"error": "bad_refresh_token", "error_description": "as GitHub says it"}'),
+    ],
+)
+async def test_an_authorization_server_that_refuses_a_refresh_has_a_person_asked(
+    engine: Engine, guarded: OAuthServer, status: int, body: str
+) -> None:
+    def refuse(_: ModelRequest) -> Any:
+        guarded.expire_all()
+        guarded.refresh_status, guarded.refresh_body = status, body
+        return call("act")
+
+    agent, _ = host(MCPServer.http(guarded.url, auth=OAuth()), refuse, "Done.")
+    async with engine.served(agent) as client:
+        await sign_in(client, guarded.url)
+        run = await client.start("host", "Go.")
+        await waiting(run)
+        assert (await sign_in(client, guarded.url)).answered == (run.id,)
+        assert results((await run.result()).messages) == ["act 1 as ana"]
 
 
 async def test_a_store_that_is_away_is_waited_for_and_asks_nobody(

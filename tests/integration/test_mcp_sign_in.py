@@ -49,6 +49,11 @@ async def begin(client: Client, guarded: OAuthServer, **options: Any) -> str:
         ({"pkce": False}, "does not support PKCE with S256"),
         ({"padding": 300_000}, "is larger than 256 KiB"),
         ({"resource": "https://other.example/mcp"}, "does not match expected"),
+        ({"metadata_url": "http://127.0.0.1:99999/"}, "is not valid"),
+        ({"metadata_url": "http://[::1/"}, "is not valid"),
+        ({"metadata_url": "file:///etc/passwd"}, "is not an http(s) URL"),
+        ({"metadata_url": "/relative"}, "is not an http(s) URL"),
+        ({"metadata_url": "http://" + "a" * 300 + "/"}, "cannot be reached"),
     ],
 )
 async def test_a_server_at_which_nobody_can_sign_in_says_why(
@@ -74,12 +79,30 @@ async def test_a_server_that_does_not_answer_is_given_up(
 async def test_a_client_that_was_registered_by_hand(client: Client, guarded: OAuthServer) -> None:
     guarded.registers = False
     guarded.clients["by-hand"] = {}
-    page = await begin(client, guarded, auth=OAuth(client_id="by-hand", client_secret="hush-hush"))
+    page = await begin(
+        client, guarded, auth=OAuth(client_id="by-hand", client_secret="hush-hush", issuer=guarded.issuer)
+    )
     assert "client_id=by-hand&" in page
     assert "hush" not in page
     await client.grants.finish(await agree(page))
     [grant] = await client.grants.list()
     assert grant.state == "valid"
+
+
+@pytest.mark.parametrize("registers", [False, True])
+async def test_the_secret_of_a_client_goes_to_its_issuer_alone(
+    client: Client, guarded: OAuthServer, registers: bool
+) -> None:
+    """The MCP server names the authorization server, and may name its own."""
+    guarded.registers = registers
+    guarded.clients["by-hand"] = {}
+    auth = OAuth(client_id="by-hand", client_secret="hush-hush", issuer="https://auth.elsewhere.example")
+    with pytest.raises(
+        ToolError,
+        match=r"names the authorization server .*/as, and the client is known to https://auth.elsewhere.example",
+    ):
+        await begin(client, guarded, auth=auth)
+    assert not any(path.startswith("POST /as/") and path != "POST /as/register" for path in guarded.asked)
 
 
 async def test_a_sign_in_begins_with_the_client_that_the_agent_has_declared(
@@ -88,7 +111,7 @@ async def test_a_sign_in_begins_with_the_client_that_the_agent_has_declared(
     """Where the agent's code is not: a command, a console. The secret is told to nobody on the way."""
     guarded.registers = False
     guarded.clients["by-hand"] = {}
-    auth = OAuth(client_id="by-hand", client_secret="hush-hush-0123")
+    auth = OAuth(client_id="by-hand", client_secret="hush-hush-0123", issuer=guarded.issuer)
     server = MCPServer.http(guarded.url, auth=auth, name="crm")
     agent = Agent("user", ScriptedProvider([call("connect_crm"), call("act"), "Done."]), toolsets=[server])
     async with engine.served(agent) as other:
@@ -152,6 +175,36 @@ async def test_scopes_of_a_hostile_server_are_bounded_texts(client: Client, guar
     assert all(name.isascii() and name.isprintable() for name in grant.scopes)
 
 
+@pytest.mark.parametrize("seconds", [10**30, -(10**30), 0])
+async def test_a_token_is_listed_whatever_time_it_is_said_to_last(
+    client: Client, guarded: OAuthServer, seconds: int
+) -> None:
+    guarded.token_fields = {"expires_in": seconds}
+    signed_in = await client.grants.finish(await agree(await begin(client, guarded)))
+    assert [signed_in.grant] == await client.grants.list()
+    assert signed_in.grant.state == ("valid" if seconds > 0 else "refreshes")
+
+
+async def test_a_time_that_is_no_number_of_the_machine_is_an_error(client: Client, guarded: OAuthServer) -> None:
+    guarded.token_fields = {"expires_in": 10**400}
+    answer = await agree(await begin(client, guarded))
+    with pytest.raises(ToolError, match="an answer is not valid"):
+        await client.grants.finish(answer)
+    assert await client.grants.list() == []
+
+
+@pytest.mark.parametrize("token", ["", "secret\r\nX-Evil: 1", "secret\u00e9", "secret " * 2, "secret" * 10_000])
+async def test_a_token_that_no_header_can_carry_is_refused(
+    client: Client, guarded: OAuthServer, caplog: Any, token: str
+) -> None:
+    guarded.token_fields = {"access_token": token}
+    answer = await agree(await begin(client, guarded))
+    with pytest.raises(ToolError, match="access token") as raised:
+        await client.grants.finish(answer)
+    assert "secret" not in raised.value.message + caplog.text
+    assert await client.grants.list() == []
+
+
 async def test_an_answer_counts_once_and_for_the_person_who_began(client: Client, guarded: OAuthServer) -> None:
     answer = await agree(await begin(client, guarded, by="ana"))
     with pytest.raises(InvalidInputError, match="another person has begun"):
@@ -177,17 +230,17 @@ async def test_a_server_on_the_internet_leads_to_no_address_of_this_network(
     from perdure.mcp import sign_in
 
     page = await begin(client, guarded)
-    real, own = sign_in._is_public_host, f"http://127.0.0.1:{guarded.port}"
+    real, own = sign_in._is_private_host, f"http://127.0.0.1:{guarded.port}"
     check = sign_in._check_address
 
-    async def is_public(asked: str) -> bool:
-        return asked.startswith(own) or await real(asked)
+    async def is_private(asked: str) -> bool:
+        return not asked.startswith(own) and await real(asked)
 
     async def check_address(asked: str, server: str, may_be_private: bool) -> None:
         if not asked.startswith(own):
             await check(asked, server, may_be_private)
 
-    monkeypatch.setattr(sign_in, "_is_public_host", is_public)
+    monkeypatch.setattr(sign_in, "_is_private_host", is_private)
     monkeypatch.setattr(sign_in, "_check_address", check_address)
     assert page
     guarded.token_url = url
@@ -196,6 +249,20 @@ async def test_a_server_on_the_internet_leads_to_no_address_of_this_network(
         await client.grants.finish(answer)
     assert said in raised.value.message
     assert "word" not in raised.value.message
+
+
+async def test_a_server_with_an_address_on_the_internet_is_on_the_internet(
+    client: Client, guarded: OAuthServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever others its name has: its owner says which."""
+
+    async def resolve(*_: Any) -> list[str]:
+        return ["127.0.0.1", "8.8.8.8"]
+
+    monkeypatch.setattr("perdure.mcp.sign_in.resolve_host", resolve)
+    with pytest.raises(ToolError, match="which is not https"):
+        await begin(client, guarded)
+    assert guarded.asked == []
 
 
 async def test_what_is_stored_is_sealed_and_survives_a_change_of_the_key(
@@ -234,6 +301,8 @@ async def test_what_is_stored_is_sealed_and_survives_a_change_of_the_key(
     ("make", "said"),
     [
         (lambda: OAuth(client_secret="x"), "a client_secret without a client_id"),
+        (lambda: OAuth(client_id="x", client_secret="x"), "a client_secret without the issuer that knows it"),
+        (lambda: OAuth(client_id="x", issuer="x.example"), "OAuth: issuer is the http"),
         (lambda: OAuth(scopes=["a b"]), "scopes are texts without spaces"),
         (lambda: OAuth(client_metadata_url="http://x.example/c.json"), "is an https URL with a path"),
         (lambda: ClientCredentials("id", "https://x.example"), "give client_secret or private_key"),

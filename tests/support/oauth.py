@@ -60,6 +60,8 @@ class OAuthServer:
     """Tools that demand a scope."""
     refresh_status: int = 200
     """Not 200: its token endpoint fails so for refreshes."""
+    refresh_body: str | None = None
+    """What it answers to refreshes instead, with that status."""
     refreshing: threading.Event = field(default_factory=threading.Event)
     """Set when a refresh is asked for."""
     go_on: threading.Event = field(default_factory=threading.Event)
@@ -68,6 +70,12 @@ class OAuthServer:
     """Errors of its token endpoint have what was sent."""
     gives_scope: str | None = None
     """The scope that it says to have given."""
+    breaks_streams: bool = False
+    """It carries out calls of ``act``, ends the stream before the answer, and the token is over by then."""
+    token_fields: dict[str, Any] = field(default_factory=dict)
+    """What its tokens come with instead."""
+    metadata_url: str | None = None
+    """Where it says that the metadata of the resource are."""
     padding: int = 0
     """Bytes that the metadata has too many."""
     token_url: str | None = None
@@ -180,6 +188,8 @@ class OAuthServer:
         self.refreshes += 1
         self.refreshing.set()
         await asyncio.to_thread(self.go_on.wait, 60)
+        if self.refresh_body is not None:
+            return Response(self.refresh_body, self.refresh_status)
         if self.refresh_status != 200:
             return JSONResponse({"error": "server_error"}, self.refresh_status)
         known = self.refresh.get(asked["refresh_token"])
@@ -201,7 +211,7 @@ class OAuthServer:
         if refresh:
             self.refresh[again] = Token(scope, user, float("inf"), family)
             answer["refresh_token"] = again
-        return JSONResponse(answer)
+        return JSONResponse(answer | self.token_fields)
 
     async def revoke(self, request: Request) -> Response:
         asked = parse_qs((await request.body()).decode())
@@ -250,6 +260,12 @@ class OAuthServer:
                 await refused(scope, receive, send)
                 return
 
+            if self.breaks_streams and b'"act"' in body:
+                self.count("act")
+                self.expire_all()
+                await Response("id: 1\nretry: 1\ndata: \n\n", media_type="text/event-stream")(scope, receive, send)
+                return
+
             async def replay() -> Any:
                 return messages.pop(0) if messages else await receive()
 
@@ -285,7 +301,8 @@ class OAuthServer:
 
     def check(self, headers: dict[bytes, bytes], body: bytes) -> Response | None:
         token = self.access.get(headers.get(b"authorization", b"").decode().removeprefix("Bearer "))
-        said = f'resource_metadata="{self.base}/.well-known/oauth-protected-resource/mcp"'
+        where = self.metadata_url or f"{self.base}/.well-known/oauth-protected-resource/mcp"
+        said = f'resource_metadata="{where}"'
         if token is None or token.expires_at < time.time() or (token.family and token.family in self.revoked):
             return Response(status_code=401, headers={"WWW-Authenticate": f"Bearer {said}"})
         asked = json.loads(body) if body else {}

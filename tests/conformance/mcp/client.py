@@ -56,7 +56,7 @@ def build_auth(scenario: str, about: dict[str, Any], issuer: str | None) -> OAut
             about["client_id"], issuer, about.get("client_secret"), private_key=key, algorithm=algorithm
         )
     if "client_id" in about:
-        return OAuth(client_id=about["client_id"], client_secret=about.get("client_secret"))
+        return OAuth(client_id=about["client_id"], client_secret=about.get("client_secret"), issuer=issuer)
     return OAuth(client_metadata_url=METADATA_URL if scenario == "auth/basic-cimd" else None)
 
 
@@ -111,7 +111,7 @@ class Session:
 async def main(url: str) -> None:
     scenario = os.environ.get("MCP_CONFORMANCE_SCENARIO", "")
     about = json.loads(os.environ.get("MCP_CONFORMANCE_CONTEXT") or "{}")
-    issuer = await find_issuer(url) if scenario.startswith("auth/client-credentials") else None
+    issuer = await find_issuer(url) if "client_id" in about else None
     session = Session(url, build_auth(scenario, about, issuer))
     try:
         for name in await session.list_tools():
