@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Literal
 
+from ..errors import ModelSlipError
 from ..types.messages import Part, ToolCallPart, clean_text
 from .encoding import build_tool_call, clean_json_value, is_object_text, keep_opaque, parse_arguments
 from .reply import read_object, read_string
@@ -246,6 +247,10 @@ class ToolCallSlot:
         return part.model_copy(update={"malformed": text}) if cut and part.malformed is None else part
 
 
+MOST_CALLS = 2000
+"""Limit of calls in one streamed reply: each piece is compared with the calls before it."""
+
+
 class ToolCallSlots:
     """The calls of one reply."""
 
@@ -265,7 +270,8 @@ class ToolCallSlots:
 
     def add(self, entry: Mapping[str, Any], *, is_whole: bool = False) -> tuple[ToolCallSlot, str] | None:
         """Take one piece; the call that it belongs to, and what it adds to the arguments; None if it adds nothing.
-        ``is_whole``: its arguments are those of the call, and not what follows the others."""
+        ``is_whole``: its arguments are those of the call, and not what follows the others. Raises ``ModelSlipError``
+        for more than ``MOST_CALLS`` calls."""
         function = read_object(entry.get("function")) or entry
         call_id, name = clean_text(read_string(entry.get("id"))), clean_text(read_string(function.get("name"))).strip()
         text = read_argument_text(function.get("arguments"))
@@ -273,6 +279,8 @@ class ToolCallSlots:
         wire_index = index if isinstance(index, int) else None
         present, act = self._choose(wire_index, call_id, name, text)
         if act == "begin" or present is None:
+            if len(self._slots) >= MOST_CALLS:
+                raise ModelSlipError(f"the reply has more than {MOST_CALLS:,} tool calls")
             slot = ToolCallSlot(len(self._slots), wire_index, self._chunk, id=call_id, name=name)
             if present is not None:
                 slot.name = name or (present.name if present.announced else "")
@@ -397,27 +405,28 @@ def is_same_json(one: object, other: object) -> bool:
     return one == other and json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)
 
 
-def is_same_call(one: ToolCallPart, other: ToolCallPart) -> bool:
-    """Whether both are complete, and call the same tool with equal arguments."""
-    named = one.name == other.name and one.malformed is None and other.malformed is None
-    return named and is_same_json(one.arguments, other.arguments)
-
-
 def drop_repeated_calls(parts: Iterable[Part]) -> list[Part]:
     """``parts`` without calls that repeat an earlier one with its id, and without those that only began one, without
     arguments: no format gives two calls the same id."""
-    kept: list[Part] = []
+    kept: list[Part | None] = []
+    complete: set[tuple[str, str, str]] = set()
+    empty: dict[tuple[str, str], int] = {}
+    """Places in ``kept`` of calls without arguments."""
+    filled: set[tuple[str, str]] = set()
     for part in parts:
         if isinstance(part, ToolCallPart) and part.id:
-            calls = [each for each in kept if isinstance(each, ToolCallPart) and each.id == part.id]
-            if any(is_same_call(each, part) or _is_beginning(part, each) for each in calls):
+            call = part.id, part.name
+            whole = None if part.malformed is not None else (*call, json.dumps(part.arguments, sort_keys=True))
+            is_empty = whole is not None and not part.arguments
+            if whole in complete or (is_empty and call in filled):
                 continue
-            kept = [each for each in kept if not (isinstance(each, ToolCallPart) and _is_beginning(each, part))]
+            if whole is not None:
+                complete.add(whole)
+            if is_empty:
+                empty[call] = len(kept)
+            else:
+                filled.add(call)
+                if (place := empty.pop(call, None)) is not None:
+                    kept[place] = None
         kept.append(part)
-    return kept
-
-
-def _is_beginning(part: ToolCallPart, whole: ToolCallPart) -> bool:
-    """Whether ``part`` is the call ``whole`` before its arguments came."""
-    is_empty = not part.arguments and part.malformed is None
-    return is_empty and (part.id, part.name) == (whole.id, whole.name) and part is not whole
+    return [part for part in kept if part is not None]

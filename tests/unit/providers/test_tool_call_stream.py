@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from perdure.errors import ModelSlipError
 from perdure.ports import ToolCallDelta
 from perdure.providers import tool_call_stream as stream
 from perdure.providers.openai_chat import ChatReply
@@ -251,6 +252,18 @@ def test_what_means_no_arguments(text: str, whole: bool) -> None:
 @pytest.mark.parametrize("value", [None, [], {}])
 def test_no_arguments_as_json(value: Any) -> None:
     assert read(piece(0, "a", "now", value)) == [("now", {})]
+
+
+def test_a_reply_has_a_bounded_number_of_calls() -> None:
+    pieces = [piece(at, f"c{at}", "pay", f'{{"n": {at}}}') for at in range(stream.MOST_CALLS + 1)]
+    assert len(read([*pieces[:-1]])) == stream.MOST_CALLS
+    with pytest.raises(ModelSlipError, match="more than 2,000 tool calls"):
+        read([*pieces])
+
+
+def test_one_id_for_thousands_of_calls_takes_linear_time() -> None:
+    calls = [ToolCallPart(id="c", name="pay", arguments={"n": at % 15_000}) for at in range(30_000)]
+    assert len(stream.drop_repeated_calls(calls)) == 15_000
 
 
 def test_an_empty_object_in_front_is_not_shown() -> None:
