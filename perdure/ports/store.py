@@ -207,7 +207,7 @@ def move_text_to_blob(model: DataT, field: str, blobs: list[Blob], empty: str | 
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """The recorded result of an effect: the JSON of a ``ModelOutput`` or ``ToolOutput``; or a block of a worker's event
-    loop by a call (``stages/loop_watch.py``)."""
+    loop by a call (``calls/loop_watch.py``)."""
 
     key: str
     kind: Literal["model", "tool", "block"]

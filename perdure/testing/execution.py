@@ -26,10 +26,10 @@ from temporalio.converter import DataConverter
 from temporalio.exceptions import ActivityError, ApplicationError, ChildWorkflowError, TerminatedError
 from temporalio.exceptions import CancelledError as TemporalCancelledError
 
+from ..calls.call import CollectCall, ModelCall, ToolCall
+from ..calls.interceptor import attach_search_attributes
+from ..calls.retries import decide_retry
 from ..ports import timestamp
-from ..stages.interceptor import attach_search_attributes
-from ..stages.retries import decide_retry
-from ..stages.stage import CollectCall, ModelCall, ToolCall
 from ..temporal_errors import ACCEPTED_UPDATE_ENDED
 from ..types.interface import SEARCH_ATTRIBUTES, WORKFLOW_TYPE
 from ..types.wire import (

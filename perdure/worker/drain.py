@@ -13,7 +13,7 @@ from typing import Any
 from temporalio import activity
 from temporalio.worker import ActivityInboundInterceptor, ExecuteActivityInput, Interceptor
 
-from ..activities import Agents
+from ..calls.agents import Agents
 from ..types.wire import MODEL_ACTIVITY, TOOL_ACTIVITY_PREFIX
 
 logger = logging.getLogger("perdure.worker.drain")

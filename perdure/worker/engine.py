@@ -21,23 +21,32 @@ from temporalio import activity
 from temporalio.client import Client as TemporalClient
 
 from .. import config
-from ..activities import (
-    Agents,
-    AuthorLoop,
-    CollectActivity,
-    IterationStage,
-    MemoryFactory,
-    ModelActivity,
-    StoreGrants,
-    ToolActivity,
-)
-from ..activities.agents import check_hook_agents
-from ..activities.hooks import MESSAGE_EVENTS
-from ..activities.run_context import AuthResolver
-from ..activities.tools import get_cancellation
-from ..activities.toolsets import Toolsets
 from ..agent.agent import Agent
 from ..agent.definition import build_agent_row
+from ..calls.agents import Agents, check_hook_agents
+from ..calls.author_loop import AuthorLoop
+from ..calls.call import CollectCall, ModelCall, ModelReply, Stages, ToolCall, ToolStage, wrap_tool_call
+from ..calls.collect import CollectActivity
+from ..calls.compaction import CompactionStage
+from ..calls.event_feed import EventsStage, FailuresStage
+from ..calls.heartbeat import build_heartbeat_reporter, report_waiting
+from ..calls.inline_tools import InlineStage
+from ..calls.interceptor import StageInterceptor, TracingStage
+from ..calls.iteration import IterationStage
+from ..calls.iteration_hooks import MESSAGE_EVENTS
+from ..calls.journal import JournalStage
+from ..calls.loop_watch import BlockRecorder, LoopWatch, build_own_recorder, record_block
+from ..calls.model import ModelActivity
+from ..calls.model_hooks import HookStage
+from ..calls.prepare import PrepareStage
+from ..calls.reply_cache import ReplyCacheStage
+from ..calls.retries import BudgetStage
+from ..calls.run_context import AuthResolver, MemoryFactory, StoreGrants
+from ..calls.run_owner import RunOwnerStage
+from ..calls.tool import ToolActivity, get_cancellation
+from ..calls.tool_hooks import ToolHookStage
+from ..calls.toolsets import Toolsets
+from ..calls.transcript import TranscriptStage
 from ..client.visibility import create_store
 from ..context.auth import AuthFunction
 from ..encryption import IN_PROCESS_ADDRESS, KeyRing
@@ -49,21 +58,6 @@ from ..ports.test_seams import find_fake_model
 from ..providers.fallback import ModelChain, Throttle
 from ..providers.pricing import calculate_cost_usd
 from ..providers.registry import PROVIDER_ALIASES, get_provider, keep_providers_open, list_providers
-from ..stages.compaction import CompactionStage
-from ..stages.event_stream import EventsStage, FailuresStage
-from ..stages.heartbeat import build_heartbeat_reporter, report_waiting
-from ..stages.hooks import HookStage
-from ..stages.inline_tools import InlineStage
-from ..stages.interceptor import StageInterceptor, TracingStage
-from ..stages.journal import JournalStage
-from ..stages.loop_watch import BlockRecorder, LoopWatch, build_own_recorder, record_block
-from ..stages.prepare import PrepareStage
-from ..stages.reply_cache import ReplyCacheStage
-from ..stages.retries import BudgetStage
-from ..stages.run_owner import RunOwnerStage
-from ..stages.stage import CollectCall, ModelCall, ModelReply, Stages, ToolCall, ToolStage, wrap_tool_call
-from ..stages.tool_hooks import ToolHookStage
-from ..stages.transcript import TranscriptStage
 from ..store import Chain, open_store
 from ..store.cache import CACHE_BYTES, ByteLRU, CacheBudget, CachedJournal
 from ..store.objects import check_blob_location

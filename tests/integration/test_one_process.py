@@ -15,7 +15,7 @@ from temporalio.common import RawValue
 from temporalio.worker import Worker as TemporalWorker
 
 from perdure import Agent, Client, PerdurePlugin, tool
-from perdure.activities import Agents
+from perdure.calls.agents import Agents
 from perdure.config import get_shared_task_queue
 from perdure.errors import ApprovalPendingError, DefinitionError
 from perdure.local_engine import build_agent_queue_name

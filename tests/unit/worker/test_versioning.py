@@ -12,9 +12,9 @@ from temporalio.worker import WorkerConfig, WorkerDeploymentConfig
 from temporalio.workflow import _Definition
 
 from perdure import Agent, PerdurePlugin
-from perdure.activities import Agents
 from perdure.agent.agent_file import load_agent
 from perdure.agent.definition import describe_agent
+from perdure.calls.agents import Agents
 from perdure.cli.worker import read_version
 from perdure.errors import DefinitionError, RuntimeSetupError
 from perdure.loop.lifecycle import create_run_state, pause_run, request_pause
