@@ -74,7 +74,7 @@ class AnswerReader:
         self._agent = agent
         self._task = task
         self._ctx = ctx
-        self._is_forced = task.purpose == "force_finish"
+        self._is_forced = task.is_forced
 
     async def read_reply(self, message: Message) -> ReplyOutcome:
         """Return the outcome of ``message`` for the turn. Raises errors that a retry may avoid (store unavailable)."""

@@ -30,8 +30,10 @@ from ..types.tool_calls import (
     SubagentCall,
 )
 from ..types.wire import ToolInput, ToolOutput
+from .agents import Agents
 from .author_loop import AuthorLoop
 from .call import NextTool, ToolCall, build_error_output
+from .iteration_hooks import HookRunner
 
 logger = logging.getLogger("perdure.worker")
 
@@ -216,6 +218,30 @@ class ApprovalGate:
             decision,
         )
         return True
+
+
+class ApprovalStage:
+    """Runs a tool call if the approval rules, which are checked once more, allow it; runs hooks on its question."""
+
+    def __init__(
+        self,
+        agents: Agents,
+        gate: ApprovalGate,
+        hooks: HookRunner,
+        build_context: Callable[[Agent, ToolCall], Awaitable[RunContext[Any]]],
+    ) -> None:
+        self._agents = agents
+        self._gate = gate
+        self._hook_runner = hooks
+        self._build_context = build_context
+
+    async def tool(self, call: ToolCall, next: NextTool) -> ToolOutput:
+        """Around a tool call."""
+        agent = self._agents.get(call.input.agent)
+        tool = self._agents.find_tool(agent.name, call.input.name)
+        build_context = functools.partial(self._build_context, agent, call)
+        output = await self._gate.run_tool(agent, tool, call, next, build_context)
+        return await self._hook_runner.run_question_hooks(agent, call, output, build_context)
 
 
 def _describe_refusal(task: ToolInput, terms: Approval | Denial | None) -> str | None:

@@ -15,13 +15,32 @@ from temporalio import activity
 from ..errors import RunIdError
 from ..ports import Commit, EventBatch, Outcome, Store, build_batch_token
 from ..types.tool_calls import Call
-from ..types.wire import COLLECT_ACTIVITY, CallFacts, CollectOutput, ModelInput, ModelOutput, ToolInput, ToolOutput
-from .call import Attempt, CollectCall, ToolCall
+from ..types.wire import (
+    COLLECT_ACTIVITY,
+    CallFacts,
+    CloseInput,
+    CloseOutput,
+    CollectOutput,
+    CompactInput,
+    CompactOutput,
+    ModelInput,
+    ModelOutput,
+    ToolInput,
+    ToolOutput,
+)
+from .call import Attempt, CollectCall, OutputT, ToolCall
 from .event_builders import build_tool_end_events
 from .event_feed import build_event_batch
 from .inline_tools import build_inline_input, is_inline_call, omit_large_results, set_inline_result
 from .journal import build_unknown_outcome
-from .journal_keys import build_tool_key, encode_given_up, find_model_outcome, parse_outcome, read_given_up
+from .journal_keys import (
+    build_tool_key,
+    encode_given_up,
+    find_step_outcome,
+    get_outcome_kind,
+    parse_outcome,
+    read_given_up,
+)
 from .transcript import check_store_id
 
 
@@ -40,25 +59,22 @@ class CollectActivity:
         """Return what the journal has: nothing of a run that the store refuses (``RunIdError``) because it was deleted,
         or its id is another's. Raises ``StoreError``, also for a run that is kept in another store.
         """
-        model, tool = call.input.model, call.input.tool
-        for task in filter(None, (model, tool)):
-            check_store_id(task, self._journal.store_id)
+        given = call.input
+        check_store_id(given.facts, self._journal.store_id)
         with suppress(RunIdError):
-            return CollectOutput(
-                model=None if model is None else await self._collect_reply(call, model),
-                tool=None if tool is None else await self._collect_result(call, tool),
-            )
+            if given.model is not None:
+                return CollectOutput(model=await self._collect_reply(call, given.model))
+            if given.compact is not None:
+                return CollectOutput(compact=await self._collect_step(call, given.compact, CompactOutput))
+            if given.close is not None:
+                return CollectOutput(close=await self._collect_step(call, given.close, CloseOutput))
+            if given.tool is not None:
+                return CollectOutput(tool=await self._collect_result(call, given.tool))
         return CollectOutput()
 
     async def _collect_reply(self, call: CollectCall, task: ModelInput) -> ModelOutput | None:
-        key, recorded = await find_model_outcome(self._journal, task, call.asked_at)
-        if recorded is None and call.input.closing:
-            mark = Outcome(key, "model", encode_given_up(call.asked_at))
-            recorded = await self._journal.commit(Commit(outcome=mark, events=_build_no_events(call, task)))
-        if recorded is None or read_given_up(recorded) is not None:
-            return None
-        output = parse_outcome(ModelOutput, recorded, key)
-        if task.purpose == "force_finish":  # no call of such a reply runs
+        output = await self._collect_step(call, task, ModelOutput)
+        if output is None or task.is_forced:  # no call of such a reply runs
             return output
         calls: list[Call] = []
         for index, tool_call in enumerate(output.calls):
@@ -67,6 +83,18 @@ class CollectActivity:
                 tool_call = tool_call if result is None else set_inline_result(tool_call, result)
             calls.append(tool_call)
         return output.model_copy(update={"calls": tuple(omit_large_results(calls))})
+
+    async def _collect_step(
+        self, call: CollectCall, task: ModelInput | CompactInput | CloseInput, output_type: type[OutputT]
+    ) -> OutputT | None:
+        """Return the outcome of a step's call. One without an outcome is given up where the run stops."""
+        key, recorded = await find_step_outcome(self._journal, task, call.asked_at)
+        if recorded is None and call.input.closing:
+            mark = Outcome(key, get_outcome_kind(task), encode_given_up(call.asked_at))
+            recorded = await self._journal.commit(Commit(outcome=mark, events=_build_no_events(call, task)))
+        if recorded is None or read_given_up(recorded) is not None:
+            return None
+        return parse_outcome(output_type, recorded, key)
 
     async def _collect_result(self, call: CollectCall, task: ToolInput) -> ToolOutput | None:
         """Return the outcome of a tool call, or None if it has none and, where the run stops, never began."""

@@ -35,8 +35,10 @@ from ..types.messages import (
     clean_text,
 )
 from ..types.transcript import drop_system_messages
-from ..types.wire import CompactionResult, ModelOutput
-from .call import ModelReply, NextRequest, RequestCall
+from ..types.wire import CompactInput, CompactionResult, CompactOutput, ModelInput
+from .agent_setup import AgentSetup
+from .call import CompactReply, ConversationCall, Feed, NextRequest, RequestCall, share_attempt
+from .iteration import RequestBuilder, check_summary_price
 
 # ---
 # Summaries: the request for a summary, and the message that replaces the summarised messages in a transcript.
@@ -54,7 +56,7 @@ _MAX_PART_CHARS = 8_000  # characters of one text in a conversation formatted as
 _MIN_TRUNCATED_CHARS = 1_000  # a text shorter than this is not cut any further
 
 
-def build_summary_message(summary: str, output: ModelOutput, replaced: Replaced) -> Message:
+def build_summary_message(summary: str, output: CompactOutput, replaced: Replaced) -> Message:
     """Build the message that replaces the summarised messages."""
     return Message(
         role="user",
@@ -72,6 +74,7 @@ class Summariser:
     """Has one model summarise one conversation, in as many calls as that takes."""
 
     def __init__(self, call: RequestCall, next: NextRequest, asked: Summarise) -> None:
+        """``call`` is a summary's own: its agent and its request are replaced."""
         self.usage = Usage()
         self.cost_usd: float | None = None
         self.model = ""
@@ -79,8 +82,6 @@ class Summariser:
         self._next = next
         self._prompt = asked.prompt or SUMMARY_PROMPT
         self._uses_own_model = asked.model is None
-        # A summary's model calls do not belong to the conversation, so they write no events.
-        call.report_model, call.emit = _discard_notification, _discard_notification
         if not self._uses_own_model:
             call.agent = _copy_agent_with_model(call.agent, asked.model)
 
@@ -137,8 +138,7 @@ class Summariser:
 
     async def _call_model(self, request: ModelRequest) -> Message:
         self._call.request = request
-        reply = (await self._next(self._call)).message
-        assert reply is not None, "a model says something"
+        reply = await self._next(self._call)
         self.usage += reply.usage or Usage()
         self.model = reply.model or self.model
         if reply.cost_usd is not None:
@@ -186,75 +186,105 @@ def _copy_agent_with_model(agent: Agent, model: object) -> Agent:
     return other
 
 
-def _discard_notification(_: object) -> None:
-    """Ignore a notification."""
-
-
 logger = logging.getLogger("perdure.worker")
 
 
-class CompactionStage:
-    """Does what ``Agent(compaction=…)`` says; does nothing for an agent without it."""
+class ViewStage:
+    """Sends the model a view of the conversation, if ``Agent(compaction=…)`` says so, and tells in which ways a call
+    that is refused for its length may be shortened."""
 
     def __init__(self, cache: Cache[_CachedView]) -> None:
         """``cache`` keeps the views of conversations; a view that is not there is built anew, with the same outcome."""
         self._views = ConversationViewCache(cache)
 
-    async def model(self, call: RequestCall, next: NextRequest) -> ModelReply:
-        """Around a model call."""
+    async def request(self, call: RequestCall, next: NextRequest) -> Message:
+        """Around the request of a model call."""
         settings = call.agent.compaction
         if settings is None:
-            return ModelReply(ModelOutput(), None) if call.input.purpose == "compact" else await next(call)
-        if call.input.purpose == "compact":
-            return await self._rewrite_conversation(call, next, settings)
-        view = self._apply_view(call, settings)
+            return await next(call)
+        assert isinstance(call.input, ModelInput), "a summary applies the view itself"
+        view = self.apply_view(call, settings, call.input.window_halvings or 0)
         try:
             reply = await next(call)
         except ContextLengthError as error:
             error.ways = _list_remaining_compactions(call, settings, view)
             raise
-        if settings.summarise is not None and reply.message is not None:
-            reply.compaction_due = _is_summary_due(call, settings.summarise, reply.message)
+        if settings.summarise is not None:
+            call.compaction_due = _is_summary_due(call, settings.summarise, reply)
         return reply
 
-    def _apply_view(self, call: RequestCall, settings: CompactionSettings) -> ConversationView | None:
+    def apply_view(
+        self, call: RequestCall, settings: CompactionSettings, window_halvings: int
+    ) -> ConversationView | None:
         """Put the view into the request, and return it; None without one."""
         if not settings.has_view:
             return None
         request = call.request
         recorded = len(drop_system_messages(call.prefix))
-        view = self._views.get_view(
-            call.input.context_id, settings, call.input.window_halvings or 0, request.messages[:recorded]
-        )
+        view = self._views.get_view(call.input.context_id, settings, window_halvings, request.messages[:recorded])
         view.add_messages(request.messages[recorded:])
         call.request = replace(request, messages=view.build_sent_messages())
         return view
 
+
+class SummaryStage:
+    """Rewrites the conversation of an agent to a shorter one: a summary, and the last messages as they are."""
+
+    def __init__(self, setup: AgentSetup, requests: RequestBuilder, view: ViewStage) -> None:
+        self._setup = setup
+        self._request_builder = requests
+        self._view = view
+
+    async def compact(self, call: ConversationCall[CompactInput], next: NextRequest) -> CompactReply:
+        """Around the requests of a summary. Raises ``DefinitionError`` for a summary without a price that a limit
+        needs."""
+        async with self._setup.prepare(call) as prepared:
+            agent, settings = prepared.agent, prepared.agent.compaction
+            if (
+                settings is None or settings.summarise is None
+            ):  # the agent's code has changed since the loop decided on it
+                return CompactReply(CompactOutput(pinned=prepared.pinned))
+            request = RequestCall(
+                **share_attempt(call) | {"feed": Feed()},  # its model calls do not belong to the conversation
+                input=call.input,
+                prefix=call.prefix,
+                agent=agent,
+                run_context=prepared.run_context,
+                request=await self._request_builder.build_request(agent, call, prepared.run_context),
+                is_summary=True,
+            )
+            reply = await self._rewrite_conversation(call, request, next, settings, settings.summarise)
+            check_summary_price(agent, reply.output, inherited=call.input.cost_limited)
+        reply.output = reply.output.model_copy(update={"pinned": prepared.pinned})
+        return reply
+
     async def _rewrite_conversation(
-        self, call: RequestCall, next: NextRequest, settings: CompactionSettings
-    ) -> ModelReply:
-        messages, summarise = drop_system_messages(call.prefix), settings.summarise
-        if summarise is None:  # the agent's code has changed since the loop decided on it
-            return ModelReply(ModelOutput(), None)
+        self,
+        call: ConversationCall[CompactInput],
+        request: RequestCall,
+        next: NextRequest,
+        settings: CompactionSettings,
+        summarise: Summarise,
+    ) -> CompactReply:
+        messages, rewrites = drop_system_messages(call.prefix), call.input.rewrites or 0
         task = find_turn_task(messages, call.input.iteration)
-        kept_start = _find_kept_start(messages, task, summarise.keep_last >> 2 * (call.input.window_halvings or 0))
+        kept_start = _find_kept_start(messages, task, summarise.keep_last >> 2 * rewrites)
         old, kept = messages[:kept_start], messages[kept_start:]
         repeated = [message for index, message in enumerate(old) if index in task]
         if not _has_unsummarised_message(old, task):
-            return ModelReply(ModelOutput(), None)
-        self._apply_view(call, settings)
-        sent = list(call.request.messages)
-        summariser = Summariser(call, next, summarise)
+            return CompactReply(CompactOutput())
+        self._view.apply_view(request, settings, rewrites)
+        sent = list(request.request.messages)
+        summariser = Summariser(request, next, summarise)
         text = await summariser.summarise(old, sent[: -len(kept)] if kept else sent)
-        output = ModelOutput(usage=summariser.usage, cost_usd=summariser.cost_usd, model=summariser.model)
+        output = CompactOutput(usage=summariser.usage, cost_usd=summariser.cost_usd, model=summariser.model)
         if not text:
             logger.warning("run %s is not compacted: the model gave no summary", call.input.context_id)
-            return ModelReply(output, None)
+            return CompactReply(output)
         assert call.head is not None, "messages stand in a node"
         replaced = Replaced(head=call.head, messages=len(call.prefix), kept=len(kept), repeated=len(repeated))
-        summary = build_summary_message(text, output, replaced)
         system = [message for message in call.prefix if message.role == "system"][-1:]
-        staying = [summary, *repeated, *kept]
+        staying = [build_summary_message(text, output, replaced), *repeated, *kept]
         rewritten = [*system, *staying]
         tokens = _estimate_token_change(messages, staying)
         warning = None
@@ -269,7 +299,7 @@ class CompactionStage:
             warning=warning,
             **tokens,
         )
-        return ModelReply(output.model_copy(update={"compacted": compacted}), None, rewritten_messages=rewritten)
+        return CompactReply(output.model_copy(update={"compacted": compacted}), rewritten_messages=rewritten)
 
 
 @dataclass(slots=True)
@@ -277,14 +307,16 @@ class _CachedView:
     """The view of a run's conversation."""
 
     ways: CompactionSettings
-    tighter: int
+    window_halvings: int
     fold: ConversationView
     bytes: int = 0
     """Estimated size of the messages that the view has read."""
 
-    def can_continue(self, settings: CompactionSettings, tighter: int, recorded: Sequence[Message]) -> bool:
+    def can_continue(self, settings: CompactionSettings, window_halvings: int, recorded: Sequence[Message]) -> bool:
         """Whether the view has the same settings, and has read a beginning of ``recorded``."""
-        if (self.ways, self.tighter) != (settings, tighter) or len(self.fold.all_messages) > len(recorded):
+        if (self.ways, self.window_halvings) != (settings, window_halvings) or len(self.fold.all_messages) > len(
+            recorded
+        ):
             return False
         return all(a is b for a, b in zip(self.fold.all_messages, recorded, strict=False))
 
@@ -299,12 +331,12 @@ class ConversationViewCache:
         self._cache = cache
 
     def get_view(
-        self, run: str, settings: CompactionSettings, tighter: int, recorded: Sequence[Message]
+        self, run: str, settings: CompactionSettings, window_halvings: int, recorded: Sequence[Message]
     ) -> ConversationView:
         """Return a copy of the view that has read ``recorded``, to add more messages to."""
         cached = self._cache.get(run)
-        if cached is None or not cached.can_continue(settings, tighter, recorded):
-            cached = _CachedView(settings, tighter, ConversationView(settings, tighter))
+        if cached is None or not cached.can_continue(settings, window_halvings, recorded):
+            cached = _CachedView(settings, window_halvings, ConversationView(settings, window_halvings))
         new = recorded[len(cached.fold.all_messages) :]
         cached.fold.add_messages(new)
         cached.bytes += sum(map(estimate_message_bytes, new))

@@ -57,16 +57,8 @@ from ..types.tool_calls import (
     RemoteCall,
     SubagentCall,
 )
-from ..types.wire import (
-    MODEL_ACTIVITY,
-    TOOL_ACTIVITY_PREFIX,
-    ModelInput,
-    ModelOutput,
-    NewMessage,
-    NewResult,
-    ToolOutput,
-)
-from .call import ModelCall, ModelReply, ToolCall
+from ..types.wire import CloseInput, CompactOutput, ModelInput, ModelOutput, NewMessage, NewResult, ToolOutput
+from .call import CloseCall, CompactCall, ModelCall, ModelReply, RemindCall, StepCall, ToolCall
 from .retries import RetryDecision
 from .transcript import build_response, render_as_xml
 
@@ -90,15 +82,15 @@ def build_approvals_requested(output: ModelOutput, fields: dict[str, Any]) -> It
             yield NewEvent(event)
 
 
-def build_reminder_events(call: ModelCall) -> Iterator[NewEvent]:
+def build_reminder_events(call: RemindCall) -> Iterator[NewEvent]:
     """Build the events of reminders of pending approvals."""
     task = call.input
-    for reminder in task.reminders or ():
+    for reminder in task.reminders:
         event = ApprovalReminded(**build_event_fields(call), **reminder.model_dump())
         yield NewEvent(event, key=f"reminded/{task.scope}/{task.op}/{reminder.call_id}")
 
 
-def build_approvals_revoked(task: ModelInput, fields: dict[str, Any]) -> Iterator[NewEvent]:
+def build_approvals_revoked(task: ModelInput | CloseInput, fields: dict[str, Any]) -> Iterator[NewEvent]:
     """Build the events of revoked standing approvals."""
     for revocation in task.revoked:
         event = ApprovalRevoked(
@@ -171,7 +163,7 @@ def build_branches_completed(task: ModelInput, fields: dict[str, Any]) -> Iterat
 # Fields and keys that the events of one call share.
 
 
-def build_event_fields(call: ModelCall | ToolCall) -> dict[str, Any]:
+def build_event_fields(call: StepCall | ToolCall) -> dict[str, Any]:
     """Return the fields of every event of ``call``."""
     task = call.input
     at = timestamp(datetime.now(UTC))
@@ -191,12 +183,10 @@ def build_result_event_key(scope: str, head: str | None, call_id: str) -> str:
 # next call after one that failed or was stopped.
 
 
-def build_input_events(call: ModelCall, fields: dict[str, Any]) -> Iterator[NewEvent]:
-    """Build the events of new messages, and of results that no tool activity recorded (refused or stopped calls)."""
-    task, count = call.input, 0
-    head = (
-        task.head if task.refused_head is None else task.refused_head or None
-    )  # the head that the first of these calls used
+def build_input_events(task: ModelInput | CloseInput, head: str | None, fields: dict[str, Any]) -> Iterator[NewEvent]:
+    """Build the events of new messages, and of results that no tool activity recorded (refused or stopped calls), which
+    follow ``head``."""
+    count = 0
     for item in task.new:
         if isinstance(item, NewResult):
             if item.decided is not None:
@@ -352,26 +342,44 @@ def build_tool_end_events(call: ToolCall, output: ToolOutput) -> list[NewEvent]:
     return [NewEvent(event, key=build_result_event_key(task.scope, task.head, task.call_id))]
 
 
+def build_begin_events(call: ModelCall | CompactCall | CloseCall) -> list[NewEvent]:
+    """Build the events of a run's begin and its first turn's, for the first calls of a run."""
+    task, fields = call.input, build_event_fields(call)
+    if task.iteration > 1:
+        return []
+    started = RunEvent(**fields, state="started", agent=task.agent)
+    turn = [NewEvent(TurnEvent(**fields, state="started"), key=f"turn/{task.task_id}")] if task.task_id else []
+    return [NewEvent(started, key=f"run/{task.scope}"), *turn]
+
+
 def build_iteration_start_events(call: ModelCall) -> list[NewEvent]:
     """Build the events of a model call's start: run and turn started, its input, and a limit that was reached."""
     task, fields = call.input, build_event_fields(call)
-    events: list[NewEvent] = []
-    if task.iteration <= 1:
-        events.append(NewEvent(RunEvent(**fields, state="started", agent=task.agent), key=f"run/{task.scope}"))
-        if task.task_id:
-            events.append(NewEvent(TurnEvent(**fields, state="started"), key=f"turn/{task.task_id}"))
-    events += build_approvals_revoked(task, fields)
-    events += build_input_events(call, fields)
-    events += build_branches_completed(task, fields)
-    if task.limit is not None:
-        events.append(_build_limit_reached(call, task.limit))
-    return events
+    # The head that the first of these calls used.
+    head = task.head if task.refused_head is None else task.refused_head or None
+    return [
+        *build_begin_events(call),
+        *build_approvals_revoked(task, fields),
+        *build_input_events(task, head, fields),
+        *build_branches_completed(task, fields),
+        *([_build_limit_reached(call, task.limit)] if task.limit is not None else ()),
+    ]
+
+
+def build_closing_start_events(call: CloseCall) -> list[NewEvent]:
+    """Build the events of what is recorded with an ending."""
+    task, fields = call.input, build_event_fields(call)
+    return [
+        *build_begin_events(call),
+        *build_approvals_revoked(task, fields),
+        *build_input_events(task, task.head, fields),
+    ]
 
 
 def build_model_started(call: ModelCall, model: str, place: int = 0) -> NewEvent:
     """Build the event of a call to ``model``, number ``place`` (from 0) in a chain of models."""
     event = ModelStarted(
-        **build_event_fields(call), iteration=call.input.iteration, model=model, left_out=tuple(call.left_out)
+        **build_event_fields(call), iteration=call.input.iteration, model=model, left_out=tuple(call.recording.left_out)
     )
     return NewEvent(event, key=f"asked/{call.owner}/{place}")
 
@@ -384,8 +392,6 @@ def build_model_retracted(call: ModelCall, reason: str) -> NewEvent:
 def build_reply_events(call: ModelCall, reply: ModelReply) -> list[NewEvent]:
     """Build the events of a complete reply; with an answer, also of the end of the turn and of a waiting session."""
     task, output, fields = call.input, reply.output, build_event_fields(call)
-    if task.purpose == "compact":
-        return list(_build_conversation_compacted(call, reply))
     if output.branches:
         return list(build_branches_started(task, output, fields))
     completed = ModelCompleted(
@@ -402,7 +408,7 @@ def build_reply_events(call: ModelCall, reply: ModelReply) -> list[NewEvent]:
     )
     steps = [NewEvent(step.model_copy(update=fields)) for step in reply.step_events]
     events = [*steps, *_build_messages_withheld(call, reply), NewEvent(completed)]
-    if task.purpose == "call":  # the loop runs no call of another reply, and none of them waits
+    if not task.is_forced:  # else the loop runs no call of the reply, and none of them waits
         events += _build_subagents_started(call, reply)
         events += build_approvals_requested(output, fields)
         events += build_external_call_events(task, output, fields, call.owner)
@@ -415,7 +421,7 @@ def build_reply_events(call: ModelCall, reply: ModelReply) -> list[NewEvent]:
             events.append(NewEvent(result, key=build_result_event_key(task.scope, output.head, one.id)))
     if output.finish is None:
         return events
-    reason = "limit" if task.purpose == "force_finish" else output.finish_reason
+    reason = "limit" if task.is_forced else output.finish_reason
     response = build_response(task, output, output.finish)
     events.append(_build_turn_ended(response, **fields, state="completed", finish_reason=reason))
     if task.mode == "session":
@@ -446,21 +452,18 @@ def _build_subagents_started(call: ModelCall, reply: ModelReply) -> Iterator[New
             yield NewEvent(started, key=f"tool/{call.owner}/{tool_call.id}")
 
 
-def _build_conversation_compacted(call: ModelCall, reply: ModelReply) -> Iterator[NewEvent]:
+def build_compaction_events(call: CompactCall, output: CompactOutput) -> list[NewEvent]:
     """Build the event of a compaction; none where nothing was summarised."""
-    output = reply.output
     compacted = output.compacted
-    if compacted is not None:
-        counts = compacted.model_dump(exclude={"replaces"})
-        paid: dict[str, Any] = {"model": output.model, "usage": output.usage, "cost_usd": output.cost_usd}
-        yield NewEvent(
-            ConversationCompacted(
-                **build_event_fields(call), **counts, **paid, head=output.head, head_before=compacted.replaces
-            )
-        )
+    if compacted is None:
+        return []
+    counts = compacted.model_dump(exclude={"replaces"})
+    paid: dict[str, Any] = {"model": output.model, "usage": output.usage, "cost_usd": output.cost_usd}
+    heads: dict[str, Any] = {"head": output.head, "head_before": compacted.replaces}
+    return [NewEvent(ConversationCompacted(**build_event_fields(call), **counts, **paid, **heads))]
 
 
-def build_closing_events(call: ModelCall) -> list[NewEvent]:
+def build_closing_events(call: CloseCall) -> list[NewEvent]:
     """Build the events of an ending that the loop decided on: of the run, or only of its turn."""
     task, fields = call.input, build_event_fields(call)
     closing = task.closing
@@ -497,7 +500,7 @@ def build_closing_events(call: ModelCall) -> list[NewEvent]:
     return events
 
 
-def _build_pause_event(call: ModelCall, pause: OperatorPause, state: Literal["paused", "resumed"]) -> NewEvent:
+def _build_pause_event(call: CloseCall, pause: OperatorPause, state: Literal["paused", "resumed"]) -> NewEvent:
     """Build the event of a pause that a client has asked for, or of its end."""
     task = call.input
     event = RunEvent(**build_event_fields(call), state=state, agent=task.agent, reason=pause.reason, by=pause.by)
@@ -520,27 +523,26 @@ def _build_turn_ended(response: Response, op: int = 0, **fields: Any) -> NewEven
     return NewEvent(turn, key=f"ended/{turn.task_id}/{turn.iterations}/{turn.state}/{turn.finish_reason}{more}")
 
 
-def _build_limit_reached(call: ModelCall, use: LimitUse) -> NewEvent:
+def _build_limit_reached(call: ModelCall | CloseCall, use: LimitUse) -> NewEvent:
     event = LimitReached(**build_event_fields(call), kind=use.name, scope=use.scope, limit=use.allowed, used=use.used)
     return NewEvent(event, key=f"limit/{call.input.task_id}/{use.name}/{use.scope}/{use.allowed}")
 
 
-def build_failure_events(call: ModelCall | ToolCall, decision: RetryDecision) -> list[NewEvent]:
+def build_failure_events(call: StepCall | ToolCall, decision: RetryDecision) -> list[NewEvent]:
     """Build the events of a failed attempt: the error, the retraction of what was streamed, and the run's pause if it
     has to wait for an operator."""
     fields, final = build_event_fields(call), not decision.retry
-    tool = call.input if isinstance(call, ToolCall) else None
     error = ErrorEvent(
         **fields,
-        activity=f"{TOOL_ACTIVITY_PREFIX}{tool.name}" if tool else MODEL_ACTIVITY,
+        activity=call.input.activity,
         error_type=decision.error_type,
         error=decision.message,
         final=final and not decision.ways,  # the same call is made again with a shorter conversation
         retry_in=None if final else decision.delay,
-        call_id=tool.call_id if tool else None,
+        call_id=call.input.call_id if isinstance(call, ToolCall) else None,
     )
     events = [NewEvent(error)]
-    if isinstance(call, ModelCall) and call.input.purpose == "remind":
+    if isinstance(call, RemindCall):
         return events  # the run waits on
     if isinstance(call, ModelCall):
         events.append(build_model_retracted(call, decision.error_type))

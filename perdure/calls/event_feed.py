@@ -15,7 +15,7 @@ import asyncio
 import logging
 import math
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, Literal
@@ -39,10 +39,26 @@ from ..ports import (
 from ..types.events import ErrorEvent, MessageInjected, ModelDelta, ToolProgress, encode_event_body
 from ..types.interface import FINISH_TOOL
 from ..types.messages import INLINE_BYTES, FilePart, Message, clean_text, is_large_text
-from ..types.wire import MODEL_ACTIVITY, ToolOutput
-from .call import ModelCall, ModelReply, NextModel, NextTool, ToolCall
+from ..types.wire import CloseOutput, RemindOutput, ToolOutput
+from .call import (
+    CallT,
+    CloseCall,
+    CompactCall,
+    CompactReply,
+    ModelCall,
+    ModelReply,
+    NextTool,
+    OutputT,
+    RemindCall,
+    Reply,
+    StepCall,
+    ToolCall,
+)
 from .event_builders import (
+    build_begin_events,
     build_closing_events,
+    build_closing_start_events,
+    build_compaction_events,
     build_event_fields,
     build_failure_events,
     build_iteration_start_events,
@@ -59,7 +75,7 @@ from .retries import decide_retry
 
 
 def build_event_batch(
-    call: ModelCall | ToolCall, events: Sequence[NewEvent], token: str = "", *, advances: bool = False
+    call: StepCall | ToolCall, events: Sequence[NewEvent], token: str = "", *, advances: bool = False
 ) -> EventBatch:
     """Build a batch for the conversation of ``call``. See ``EventBatch`` for ``token`` and ``advances``."""
     task = call.input
@@ -255,8 +271,8 @@ class FailuresStage:
     def __init__(self, store: EventLog) -> None:
         self._store = store
 
-    async def model(self, call: ModelCall, next: NextModel) -> ModelReply:
-        """Around a model call."""
+    async def step(self, call: CallT, next: Callable[[CallT], Awaitable[OutputT]]) -> OutputT:
+        """Around a step's call."""
         try:
             return await next(call)
         except Exception as error:
@@ -271,17 +287,17 @@ class FailuresStage:
             await self._write_failure(call, error, build_batch_token(call.asked_at))
             raise
 
-    async def _write_failure(self, call: ModelCall | ToolCall, error: Exception, token: str) -> None:
+    async def _write_failure(self, call: StepCall | ToolCall, error: Exception, token: str) -> None:
         if isinstance(error, StoreError) and not isinstance(error, TranscriptCorruptedError):
             return  # the store is down, or is not the run's
         if isinstance(error, RunIdError):
             return  # the events are another run's
         events = [
-            *call.pending_events,
+            *call.recording.pending_events,
             *build_failure_events(call, decide_retry(error, call.attempt, measure_agent_missing(error))),
         ]
         # A reminder runs beside tools, and these are not late because of it.
-        advances = isinstance(call, ModelCall) and call.input.purpose != "remind"
+        advances = not isinstance(call, ToolCall | RemindCall)
         await write_last_batch(self._store, build_event_batch(call, events, token, advances=advances))
 
 
@@ -329,8 +345,8 @@ class ModelEventFeed:
         self._delta_fields = {name: value for name, value in build_event_fields(call).items() if name != "at"}
         self._answer_field = answer_field
         self._writes_deltas = stream
-        self._queue: list[NewEvent | _QueuedDelta] = list(call.pending_events)
-        call.pending_events.clear()
+        self._queue: list[NewEvent | _QueuedDelta] = [*call.recording.pending_events]
+        call.recording.pending_events.clear()
         self._queued_chars = 0
         self._offsets: dict[tuple[DeltaKind, int], int] = {}
         self._tool_calls: dict[int, tuple[str, str]] = {}
@@ -403,7 +419,9 @@ class ModelEventFeed:
         self._offsets.clear()
         self._tool_calls.clear()
         fields = build_event_fields(self._call)
-        failed = ErrorEvent(**fields, activity=MODEL_ACTIVITY, error_type=event.error_type, error=event.error)
+        failed = ErrorEvent(
+            **fields, activity=self._call.input.activity, error_type=event.error_type, error=event.error
+        )
         self._queue.append(NewEvent(failed, key=f"failed/{self._call.owner}/{self._models_started}"))
         # Dropped by the store where nothing was streamed.
         retracted = build_model_retracted(self._call, event.error_type)
@@ -535,59 +553,84 @@ class EventsStage:
         self._changed_by_hooks = changed_by_hooks
         self._find_agent = find_agent
 
-    async def model(self, call: ModelCall, next: NextModel) -> ModelReply:
-        """Around a model call, the recording of an ending, or a reminder."""
-        if call.input.purpose == "remind":
-            reply = await next(call)
-            reply.commit = replace(
-                reply.commit, events=EventBatch(call.input.context_id, list(build_reminder_events(call)))
-            )
-            return reply
-        call.pending_events += build_iteration_start_events(call)
-        injected = pop_injected_events(call.pending_events) if self._changed_by_hooks(call.input.agent) else []
-        if call.input.purpose == "close":
-            call.report_messages = lambda messages: call.pending_events.extend(
-                update_injected_events(injected, messages)
-            )
-            reply = await next(call)
-            return self._attach_events(call, reply, build_closing_events(call))
+    async def model(self, call: ModelCall, next: Callable[[ModelCall], Awaitable[ModelReply]]) -> ModelReply:
+        """Around a model call."""
+        pending = call.recording.pending_events
+        pending += build_iteration_start_events(call)
+        injected = self._pop_changing_messages(call)
         agent = self._find_agent(call.input.agent)
         answer_field = None if agent is None else agent.output_type.inside
         feed = ModelEventFeed(self._store, call, self._clock, stream=self._stream, answer_field=answer_field)
-        call.report_model, call.emit = feed.start_model, feed.emit
-        call.report_messages = lambda messages: feed.add_events(update_injected_events(injected, messages))
+        call.feed.report_model, call.feed.emit = feed.start_model, feed.emit
+        call.feed.report_messages = lambda messages: feed.add_events(update_injected_events(injected, messages))
         try:
             reply = await next(call)
         except asyncio.CancelledError:
-            call.pending_events += feed.stop()
+            pending += feed.stop()
             if feed.has_streamed:
                 await feed.wait_for_write()
                 await write_last_batch(self._store, self._build_retraction(call))
             raise
         except Exception:
-            call.pending_events += feed.stop()
+            pending += feed.stop()
             await feed.wait_for_write()
             raise
-        call.pending_events += feed.stop()
-        return self._attach_events(call, reply, build_reply_events(call, reply))
+        pending += feed.stop()
+        _attach_events(call, reply, build_reply_events(call, reply))
+        return reply
+
+    async def compact(self, call: CompactCall, next: Callable[[CompactCall], Awaitable[CompactReply]]) -> CompactReply:
+        """Around a compaction. A summary's model calls do not belong to the conversation, so they write no events."""
+        call.recording.pending_events += build_begin_events(call)
+        reply = await next(call)
+        _attach_events(call, reply, build_compaction_events(call, reply.output))
+        return reply
+
+    async def close(
+        self, call: CloseCall, next: Callable[[CloseCall], Awaitable[Reply[CloseOutput]]]
+    ) -> Reply[CloseOutput]:
+        """Around the record of an ending."""
+        pending = call.recording.pending_events
+        pending += build_closing_start_events(call)
+        injected = self._pop_changing_messages(call)
+        call.feed.report_messages = lambda messages: pending.extend(update_injected_events(injected, messages))
+        reply = await next(call)
+        _attach_events(call, reply, build_closing_events(call))
+        return reply
+
+    async def remind(
+        self, call: RemindCall, next: Callable[[RemindCall], Awaitable[Reply[RemindOutput]]]
+    ) -> Reply[RemindOutput]:
+        """Around reminders."""
+        reply = await next(call)
+        reply.commit = replace(
+            reply.commit, events=EventBatch(call.input.context_id, list(build_reminder_events(call)))
+        )
+        return reply
+
+    def _pop_changing_messages(self, call: ModelCall | CloseCall) -> list[NewEvent]:
+        """Take the events of users' messages out of those that are pending, if hooks may change the messages."""
+        return pop_injected_events(call.recording.pending_events) if self._changed_by_hooks(call.input.agent) else []
 
     async def tool(self, call: ToolCall, next: NextTool) -> ToolOutput:
         """Around a tool call that may act. The journal stage writes the events of its start and its end."""
         progress = ProgressFeed(self._store, call, self._clock)
-        call.report_progress = progress.report_progress
+        call.feed.report_progress = progress.report_progress
         try:
             return await next(call)
         finally:
-            call.pending_events += progress.stop()
+            call.recording.pending_events += progress.stop()
 
     def _build_retraction(self, call: ModelCall) -> EventBatch:
         reason = "Interrupted" if self._stopped_by_run() else "WorkerStopped"
-        events = [*call.pending_events, build_model_retracted(call, reason)]
+        events = [*call.recording.pending_events, build_model_retracted(call, reason)]
         return build_event_batch(call, events, build_batch_token(call.asked_at, call.attempt), advances=True)
 
-    def _attach_events(self, call: ModelCall, reply: ModelReply, events: list[NewEvent]) -> ModelReply:
-        batch = build_event_batch(
-            call, [*call.pending_events, *events], build_batch_token(call.asked_at), advances=True
-        )
-        reply.commit = replace(reply.commit, events=batch)
-        return reply
+
+def _attach_events(
+    call: ModelCall | CompactCall | CloseCall, reply: Reply[OutputT], events: Sequence[NewEvent]
+) -> None:
+    """Add what is pending, and ``events``, to the commit of ``reply``."""
+    everything = [*call.recording.pending_events, *events]
+    batch = build_event_batch(call, everything, build_batch_token(call.asked_at), advances=True)
+    reply.commit = replace(reply.commit, events=batch)

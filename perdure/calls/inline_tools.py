@@ -7,13 +7,13 @@ the same stages as an activity's, with a journal entry of its own. A retry finds
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from time import monotonic
 
 from ..types.plain_json import measure_json
 from ..types.tool_calls import ActivityCall, Call, InlineCall
 from ..types.wire import OUTPUT_BYTES, CallFacts, ModelInput, ModelOutput, ToolInput, ToolOutput
-from .call import ModelCall, ModelReply, NextModel, NextTool, ToolCall
+from .call import ModelCall, NextTool, ToolCall
 
 INLINE_SECONDS = 20.0
 """Seconds for all inline tools of one reply; a call that has not begun by then becomes an ordinary call."""
@@ -26,14 +26,12 @@ class InlineStage:
         self._run_tool = run
         self._clock = clock
 
-    async def model(self, call: ModelCall, next: NextModel) -> ModelReply:
+    async def model(self, call: ModelCall, next: Callable[[ModelCall], Awaitable[ModelOutput]]) -> ModelOutput:
         """Replace the inline calls of the reply by their outcomes."""
-        reply = await next(call)
-        if call.input.purpose == "force_finish":  # the loop runs no call of such a reply
-            return reply
-        if any(is_inline_call(tool_call) for tool_call in reply.output.calls):
-            reply.output = await self._run_inline_calls(call, reply.output)
-        return reply
+        output = await next(call)
+        if not call.input.is_forced and any(map(is_inline_call, output.calls)):
+            return await self._run_inline_calls(call, output)
+        return output
 
     async def _run_inline_calls(self, call: ModelCall, output: ModelOutput) -> ModelOutput:
         until = self._clock() + INLINE_SECONDS

@@ -1,6 +1,6 @@
 """Attaches stages to Temporal: a worker interceptor that runs the stages around perdure's own activities only.
 
-Also has the tracing stage. A user's interceptors are outside or inside of this one, in the worker's order. Inside, the
+A user's interceptors are outside or inside of this one, in the worker's order. Inside, the
 argument is a ``RequestCall`` or ``ToolCall``; outside, the plain JSON that is in history.
 """
 
@@ -10,7 +10,6 @@ import asyncio
 import logging
 import math
 from collections.abc import Awaitable, Callable
-from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from time import monotonic
 from typing import Any
@@ -21,26 +20,14 @@ from temporalio.exceptions import ApplicationError
 from temporalio.service import RPCError
 from temporalio.worker import ActivityInboundInterceptor, ExecuteActivityInput, Interceptor
 
-from ..errors import NewerStateError, PerdureError
+from ..errors import PerdureError
 from ..ports import Journal, timestamp
 from ..types.interface import PENDING_ATTRIBUTE
-from ..types.schema_version import check_schema_version
-from ..types.wire import (
-    COLLECT_ACTIVITY,
-    ENGINE_ACTIVITY_PREFIX,
-    MODEL_ACTIVITY,
-    NOTHING_RECORDED,
-    CallFacts,
-    CollectInput,
-    CollectOutput,
-    ModelInput,
-    ModelOutput,
-    ToolInput,
-    ToolOutput,
-)
-from .call import CollectCall, ModelCall, ModelReply, NextModel, NextTool, Stages, ToolCall
+from ..types.wire import NOTHING_RECORDED, CollectInput, ModelOutput
+from .call import ActivityCall, ActivityOutput, ModelCall, ToolCall, parse_call
 from .heartbeat import Heartbeat, measure_agent_missing
 from .loop_watch import WatchedCall, check_blocks, watched
+from .pipeline import Pipelines
 from .retries import RetryDecision, decide_retry
 
 # ---
@@ -53,8 +40,6 @@ FindSearchAttributes = Callable[[], Awaitable[tuple[str, ...] | None]]
 
 def needs_search_attributes(call: ModelCall, output: ModelOutput) -> bool:
     """Whether this reply carries the search attributes: the run needs them before its first wait, and renewed later."""
-    if call.input.purpose not in ("call", "force_finish"):
-        return False
     return call.input.iteration <= 1 or any(tool_call.approval is not None for tool_call in output.calls)
 
 
@@ -74,16 +59,16 @@ REPORT_TIMEOUT = timedelta(seconds=5)
 
 
 class StageInterceptor(Interceptor):
-    """Puts ``stages()`` around the activities whose function ``ours`` accepts."""
+    """Puts the stages of ``pipelines()`` around the activities whose function ``ours`` accepts."""
 
     def __init__(
         self,
-        stages: Callable[[], Stages],
+        pipelines: Callable[[], Pipelines],
         ours: Callable[[Callable[..., Any]], bool],
         indexed: FindSearchAttributes | None = None,
         journal: Journal | None = None,
     ) -> None:
-        self._build_stages = stages
+        self._get_pipelines = pipelines
         self._is_own_activity = ours
         self._find_attributes = indexed
         self._journal = journal
@@ -91,7 +76,7 @@ class StageInterceptor(Interceptor):
     def intercept_activity(self, next: ActivityInboundInterceptor) -> ActivityInboundInterceptor:
         """See base class."""
         return _StageInboundInterceptor(
-            next, self._build_stages(), self._is_own_activity, self._find_attributes, self._journal
+            next, self._get_pipelines(), self._is_own_activity, self._find_attributes, self._journal
         )
 
 
@@ -105,13 +90,13 @@ class _StageInboundInterceptor(ActivityInboundInterceptor):
     def __init__(
         self,
         next: ActivityInboundInterceptor,
-        stages: Stages,
+        pipelines: Pipelines,
         ours: Callable[[Callable[..., Any]], bool],
         indexed: FindSearchAttributes | None,
         journal: Journal | None,
     ) -> None:
         super().__init__(next)
-        self._stages = stages
+        self._pipelines = pipelines
         self._is_own_activity = ours
         self._find_attributes = indexed
         self._journal = journal
@@ -143,25 +128,18 @@ class _StageInboundInterceptor(ActivityInboundInterceptor):
             raise
         return output.model_dump(mode="json", exclude_none=True)
 
-    async def _run_stages(
-        self, call: ActivityCall, input: ExecuteActivityInput
-    ) -> ModelOutput | ToolOutput | CollectOutput:
+    async def _run_stages(self, call: ActivityCall, input: ExecuteActivityInput) -> ActivityOutput:
         async def bare(call: Any) -> Any:
             input.args = [call]
             return await self.next.execute_activity(input)
 
-        if isinstance(call, CollectCall):
-            collected: CollectOutput = await bare(call)
-            return collected
-        if isinstance(call, ToolCall):
-            return await self._stages.wrap_tool(bare)(call)
-        output = (await self._stages.wrap_model(bare)(call)).output
-        if self._find_attributes is None or not needs_search_attributes(call, output):
+        output = await self._pipelines.run(call, bare)
+        if not isinstance(call, ModelCall) or self._find_attributes is None:
+            return output
+        assert isinstance(output, ModelOutput), "of a model call"
+        if not needs_search_attributes(call, output):
             return output
         return attach_search_attributes(call, output, await self._find_attributes())
-
-
-ActivityCall = ModelCall | ToolCall | CollectCall
 
 
 def _is_cancelled_by_run() -> bool:
@@ -191,28 +169,18 @@ def _parse_activity_input(input: ExecuteActivityInput) -> ActivityCall:
         "owner": f"{info.workflow_run_id}/{info.activity_id}/{info.attempt}",
         "attempt": info.attempt,
         "asked_at": timestamp(info.scheduled_time),
+        # How long it waited: both times are the server's.
+        "scheduled": monotonic() - (info.started_time - info.scheduled_time).total_seconds(),
     }
     raw = input.args[0]
-    if info.activity_type == MODEL_ACTIVITY:
-        waited = (info.started_time - info.scheduled_time).total_seconds()  # both are the server's
-        check_schema_version(raw, "the input of the model call")
-        return ModelCall(ModelInput.model_validate(raw), scheduled=monotonic() - waited, **attempt)
-    if info.activity_type == COLLECT_ACTIVITY:
-        for part in (raw, raw.get("model"), raw.get("tool")):
-            check_schema_version(part, "the input of a call that is collected")
-        return CollectCall(input=CollectInput.model_validate(raw), **attempt)
-    if info.activity_type.startswith(ENGINE_ACTIVITY_PREFIX):  # the dynamic activity takes every unknown type
-        raise NewerStateError(f"activity {info.activity_type} is not one of this engine's: a newer one scheduled it")
-    first = raw[0]  # a dynamic activity gets its arguments undecoded, as a list
-    plain = activity.payload_converter().from_payload(first.payload) if isinstance(first, RawValue) else first
-    check_schema_version(plain, "the input of the tool call")
-    return ToolCall(ToolInput.model_validate(plain), **attempt)
+    if isinstance(raw, list):  # a dynamic activity gets its arguments undecoded
+        raw = activity.payload_converter().from_payload(raw[0].payload) if isinstance(raw[0], RawValue) else raw[0]
+    return parse_call(info.activity_type, raw, **attempt)
 
 
 def _build_watched_call(call: ActivityCall) -> WatchedCall:
     info = activity.info()
-    facts = call.input.model or call.input.tool if isinstance(call.input, CollectInput) else call.input
-    assert facts is not None, "what is collected has an input"
+    facts = call.input.facts if isinstance(call.input, CollectInput) else call.input
     what = f"tool {call.input.name}" if isinstance(call, ToolCall) else "the model call"
     return WatchedCall(
         facts.context_id, facts.lineage, f"{what} of agent {facts.agent}",
@@ -231,68 +199,3 @@ def _build_application_error(verdict: RetryDecision, *, nothing_recorded: bool) 
         non_retryable=not verdict.retry,
         next_retry_delay=None if verdict.delay is None else timedelta(seconds=verdict.delay),
     )
-
-
-# ---
-# The tracing stage, the outermost: one OpenTelemetry span per model call and per tool call, if OpenTelemetry is there.
-
-
-# Attribute names of the OpenTelemetry GenAI conventions (v1.37); kept here because they still change between versions.
-_SPAN_OPERATION = "gen_ai.operation.name"
-_SPAN_AGENT = "gen_ai.agent.name"
-_SPAN_CONVERSATION = "gen_ai.conversation.id"
-_SPAN_MODEL = "gen_ai.response.model"
-_SPAN_INPUT_TOKENS = "gen_ai.usage.input_tokens"
-_SPAN_OUTPUT_TOKENS = "gen_ai.usage.output_tokens"
-_SPAN_TOOL = "gen_ai.tool.name"
-_SPAN_TOOL_CALL = "gen_ai.tool.call.id"
-
-
-class TracingStage:
-    """Spans around calls; does nothing without the ``otel`` extra."""
-
-    def __init__(self) -> None:
-        try:
-            from opentelemetry import trace
-        except ImportError:
-            self._tracer: Any = None
-        else:
-            self._tracer, self._trace = trace.get_tracer("perdure"), trace
-
-    async def model(self, call: ModelCall, next: NextModel) -> ModelReply:
-        """Around a model call: agent, conversation, model and tokens."""
-        with self._start_span("chat", call.input, call.attempt) as span:
-            reply = await next(call)
-            if span is not None:
-                span.set_attribute(_SPAN_MODEL, reply.output.model)
-                span.set_attribute(_SPAN_INPUT_TOKENS, reply.output.usage.input_tokens)
-                span.set_attribute(_SPAN_OUTPUT_TOKENS, reply.output.usage.output_tokens)
-            return reply
-
-    async def tool(self, call: ToolCall, next: NextTool) -> ToolOutput:
-        """Around a tool call: agent, conversation, tool and call."""
-        side = call.input.side
-        operation = "execute_tool" if side is None else f"{side.kind}_tool_call"
-        with self._start_span(operation, call.input, call.attempt) as span:
-            if span is not None:
-                span.set_attribute(_SPAN_TOOL, call.input.name)
-                span.set_attribute(_SPAN_TOOL_CALL, call.input.call_id)
-            output = await next(call)
-            if span is not None:
-                span.set_attribute("perdure.is_error", output.is_error)
-            return output
-
-    def _start_span(self, operation: str, facts: CallFacts, attempt: int) -> AbstractContextManager[Any]:
-        if self._tracer is None or isinstance(self._trace.get_tracer_provider(), self._trace.ProxyTracerProvider):
-            return nullcontext()  # OpenTelemetry is not installed, or not set up
-        attributes = {
-            _SPAN_OPERATION: operation,
-            _SPAN_AGENT: facts.agent,
-            _SPAN_CONVERSATION: facts.context_id,
-            "perdure.op": facts.op,
-            "perdure.attempt": attempt,
-        }
-        span = self._tracer.start_span(f"perdure.{operation}", attributes=attributes)
-        if not span.get_span_context().is_valid:
-            return nullcontext()  # it would not be exported, and have no children
-        return self._trace.use_span(span, end_on_exit=True)

@@ -6,28 +6,24 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 from ..agent.agent import Agent
-from ..agent.overrides import merge_caller_override
 from ..agent.validation import build_instruction_arguments, build_missing_price_error, build_missing_usage_error
 from ..errors import DefinitionError, InvalidInputError, ToolError
-from ..hooks import HookSet
 from ..loop.finish import REMINDER_ID, TAG_PROMPT
 from ..loop.transcript import build_malformed_arguments_text, build_unknown_tool_text
 from ..ports import ModelRequest
-from ..tools import CallbackTool, Memory, RemoteTool, RunContext, SubagentTool, Tool, truncate_error_text
+from ..tools import CallbackTool, RemoteTool, RunContext, SubagentTool, Tool, truncate_error_text
 from ..types.interface import FINISH_TOOL
 from ..types.messages import FinishReason, Message, TextPart, ToolCallPart, Usage, clean_text
 from ..types.tool_calls import ActivityCall, Call, Disposition, RefusedCall
 from ..types.transcript import Transcript, drop_system_messages
-from ..types.wire import AgentLimits, FinalAnswer, ModelOutput, ToolOutput
-from .agents import Agents
+from ..types.wire import AgentLimits, CompactOutput, FinalAnswer, ModelInput, ModelOutput
+from .agent_setup import AgentSetup, PreparedAgent
 from .answer import AnswerReader, ReplyOutcome, build_failed_outcome
 from .approvals import ApprovalGate
 from .author_loop import AuthorLoop, OverdueError
-from .call import ConversationCall, ModelCall, ModelReply, NextRequest, NextTool, RequestCall, ToolCall, share_fields
+from .call import ConversationCall, ModelReply, NextRequest, RequestCall, share_attempt
 from .iteration_hooks import HookRunner
-from .run_context import CreateMemory
 from .step_policy import BranchWait, StepPolicy
-from .toolsets import Toolsets
 
 # ---
 # The prologue of an iteration: the request.
@@ -45,9 +41,11 @@ class RequestBuilder:
         self._author = author
         self._can_force_tool = forces
 
-    async def build_request(self, agent: Agent, call: ConversationCall, ctx: RunContext[Any]) -> ModelRequest:
-        """Build the request of a model call. Raises ``InvalidInputError`` for a conversation without messages."""
-        forcing = call.input.purpose == "force_finish"
+    async def build_request(
+        self, agent: Agent, call: ConversationCall[Any], ctx: RunContext[Any], *, forcing: bool = False
+    ) -> ModelRequest:
+        """Build the request of a model call; with ``forcing`` it has to answer now. Raises ``InvalidInputError`` for a
+        conversation without messages."""
         if forcing and agent.finish == "tool" and not self._can_force_tool(agent):
             call.new_messages = add_answer_template(call.new_messages, agent.output_type.template)
         messages = _select_request_messages(call)
@@ -100,7 +98,7 @@ def add_answer_template(new_messages: Sequence[Message], template: str) -> list[
     return [*new_messages[:index], ctx, *new_messages[index + 1 :]]
 
 
-def _select_request_messages(call: ConversationCall) -> Transcript:
+def _select_request_messages(call: ConversationCall[Any]) -> Transcript:
     """Return the conversation without system prompts, which a request has separately. Raises ``InvalidInputError`` if
     it is empty."""
     messages = drop_system_messages(call.prefix, call.new_messages)
@@ -148,13 +146,11 @@ def find_missing_usage(
     return build_missing_usage_error(agent.name, message.model or agent.model_name, limit)
 
 
-def check_summary_price(agent: Agent, summary: ModelReply, *, inherited: bool = False) -> ModelReply:
-    """Return ``summary``. Raises ``DefinitionError`` if it has no price: another model may have written it."""
-    output = summary.output
-    message = Message(role="assistant", model=output.model or None, usage=output.usage, cost_usd=output.cost_usd)
+def check_summary_price(agent: Agent, summary: CompactOutput, *, inherited: bool = False) -> None:
+    """Raise ``DefinitionError`` for a summary that has no price: another model may have written it."""
+    message = Message(role="assistant", model=summary.model or None, usage=summary.usage, cost_usd=summary.cost_usd)
     if (error := find_missing_price(agent, message, inherited=inherited)) is not None:
         raise error
-    return summary
 
 
 # ---
@@ -167,9 +163,8 @@ class ReplyReader:
     def __init__(self, author: AuthorLoop, approving: ApprovalGate) -> None:
         self._author, self._approving = author, approving
 
-    async def build_output(self, agent: Agent, call: ModelCall, message: Message, ctx: RunContext[Any]) -> ModelOutput:
+    async def build_output(self, agent: Agent, task: ModelInput, message: Message, ctx: RunContext[Any]) -> ModelOutput:
         """Build the output of ``message`` for the loop."""
-        task = call.input
         error = find_missing_price(agent, message, inherited=task.cost_limited)
         error = error or find_missing_usage(agent, message, task.used, inherited=task.cost_limited)
         outcome = (
@@ -292,166 +287,77 @@ def _choose_disposition(tool: Tool, part: ToolCallPart) -> Disposition:
 
 
 class IterationStage:
-    """Builds requests and reads replies of the agents that this worker serves. The author's code that it runs gets a
-    ``RunContext``."""
+    """Builds the request of a model call, and reads the reply; runs the hooks and the step policy around them."""
 
     def __init__(
         self,
-        agents: Agents,
+        setup: AgentSetup,
+        hooks: HookRunner,
+        policy: StepPolicy,
+        requests: RequestBuilder,
+        replies: ReplyReader,
         author: AuthorLoop,
-        *,
-        resources: Callable[[], Any] = lambda: None,
-        memory: CreateMemory = lambda writes, tenant: Memory(writes=writes, tenant=tenant),
-        hooks: HookSet | None = None,
-        forces: Callable[[Agent], bool] = lambda _: True,
-        toolsets: Toolsets | None = None,
     ) -> None:
-        """``memory`` returns the memory of one call of a tenant, ``resources`` what the lifespan yielded.
-
-        ``hooks`` are the worker's. ``forces`` returns whether an agent's models can be forced to call a tool.
-        """
-        self._agents = agents
+        self._setup = setup
+        self._hook_runner = hooks
+        self._step_policy = policy
+        self._request_builder = requests
+        self._reply_reader = replies
         self._author = author
-        self._toolsets = toolsets
-        self._resources = resources
-        self._memory = memory
-        self._hook_runner = HookRunner(author, hooks)
-        self._step_policy = StepPolicy(author, agents, self._hook_runner)
-        self._request_builder = RequestBuilder(author, forces)
-        self._approval_gate = ApprovalGate(author, agents.find)
-        self._reply_reader = ReplyReader(author, self._approval_gate)
 
-    async def model(self, call: ConversationCall, next: NextRequest) -> ModelReply:
-        """Around a model call; for an ending (``purpose="close"``) or a reminder (``"remind"``) only hooks run.
-
-        Raises ``InvalidInputError`` for a context that does not fit the agent, and for a conversation without messages;
-        and for client tools of an agent that takes none; ``DefinitionError`` for overrides that do not fit it.
-        """
-        if call.input.purpose == "close":
-            await self._hook_runner.run_message_hooks_at_end(
-                self._agents.get, call, lambda agent: self._build_run_context(agent, call)
-            )
-            return ModelReply(ModelOutput(), message=None)
-        if call.input.purpose == "remind":
-            await self._run_reminder(call)
-            return ModelReply(ModelOutput(), message=None)
-        base = agent = self._agents.get(call.input.agent)
-        pinned = None
-        ctx = await self._build_run_context(agent, call)
-        try:
-            if self._toolsets is not None:
-                base, pinned = await self._toolsets.add_offered_tools(agent, call, ctx)
-                base = await self._toolsets.add_client_tools(base, call, self._agents.tools)
-            self._admit_callers(base, call)
-            agent = base.overridden(call.input.overrides, self._agents.tools)
-            reply = await self._run_iteration(base, agent, call, ctx, next)
-        except Exception as error:
-            await self._hook_runner.run_error_hooks(agent, call, ctx, error)
-            raise
-        else:
-            if pinned is not None:
-                reply.output = reply.output.model_copy(update={"pinned": pinned})
-            return reply
-        finally:
-            ctx.memory.close()
-
-    def _admit_callers(self, agent: Agent, call: ConversationCall) -> None:
-        """Put what callers of a service ask for into the overrides of ``call``. Raises ``InvalidInputError`` for what
-        the agent does not allow them, and for an agent that they may not call."""
-        task = call.input
-        if task.is_external and agent.internal:
-            raise InvalidInputError(
-                f"agent {agent.name!r} is internal, and a caller of a service has written to it",
-                hint="Only other agents call it: Agent(…, internal=False) opens it.",
-            )
-        if task.caller_overrides is not None:
-            overrides = merge_caller_override(agent, task.caller_overrides, task.overrides, self._agents.tools)
-            call.input = task.model_copy(update={"overrides": overrides})
-
-    async def _run_reminder(self, call: ConversationCall) -> None:
-        agent = self._agents.get(call.input.agent)
-        ctx = await self._build_run_context(agent, call)
-        try:
-            await self._hook_runner.run_reminder_hooks(agent, call, ctx)
-        finally:
-            ctx.memory.close()
+    async def model(self, call: ConversationCall[ModelInput], next: NextRequest) -> ModelReply:
+        """Around the request of a model call. Raises as :meth:`AgentSetup.prepare`, and ``InvalidInputError`` for a
+        conversation without messages."""
+        async with self._setup.prepare(call) as prepared:
+            reply = await self._run_iteration(prepared, call, next)
+        if prepared.pinned is not None:
+            reply.output = reply.output.model_copy(update={"pinned": prepared.pinned})
+        return reply
 
     async def _run_iteration(
-        self, base: Agent, agent: Agent, call: ConversationCall, ctx: RunContext[Any], next: NextRequest
+        self, prepared: PreparedAgent, call: ConversationCall[ModelInput], next: NextRequest
     ) -> ModelReply:
-        if call.input.purpose == "compact":
-            request_call = await self._build_request_call(agent, call, ctx)
-            return check_summary_price(agent, await next(request_call), inherited=call.input.cost_limited)
-        await self._hook_runner.run_message_hooks(agent, call, ctx)
-        await self._hook_runner.run_after_subagent(agent, call, ctx)
-        stepped = await self._step_policy.run_policy(base, agent, call, ctx)
+        agent, ctx = prepared.agent, prepared.run_context
+        await self._hook_runner.run_before(agent, call, ctx)
+        stepped = await self._step_policy.run_policy(prepared.base, agent, call, ctx)
         if isinstance(stepped, BranchWait):
             return stepped.build_reply(call)
-        if stepped is not None:
-            agent = stepped.agent
-        if stepped is not None and stepped.finish is not None:
+        if stepped is None:
+            return await self._ask_model(agent, call, ctx, next)
+        agent = stepped.agent
+        if stepped.finish is None:
+            reply = await self._ask_model(agent, call, ctx, next, edited=stepped.replaced is not None)
+        else:
             answers = AnswerReader(self._author, agent, call.input, ctx)
             reply = build_step_reply(agent, await answers.accept_step_answer(stepped))
-        else:
-            edited = stepped is not None and stepped.replaced is not None
-            reply = await self._ask_model(await self._build_request_call(agent, call, ctx, edited=edited), next)
-        assert reply.message is not None, "a model says something"
-        reply.output = await self._hook_runner.run_finish_hooks(agent, call, ctx, reply.message, reply.output)
-        if stepped is not None:
-            stepped.add_to_reply(reply, call)
+            await self._hook_runner.run_finish_hooks(agent, call, ctx, reply)
+        stepped.add_to_reply(reply, call)
         return reply
 
-    async def _build_request_call(
-        self, agent: Agent, call: ConversationCall, ctx: RunContext[Any], *, edited: bool = False
-    ) -> RequestCall:
-        request = await self._request_builder.build_request(agent, call, ctx)
-        return RequestCall(**share_fields(call), agent=agent, run_context=ctx, request=request, edited=edited)
-
-    async def _ask_model(self, call: RequestCall, next: NextRequest) -> ModelReply:
-        agent, ctx, system = call.agent, call.run_context, call.request.system
-        reply = await next(call)
-        assert reply.message is not None, "a model says something"
-        output = await self._reply_reader.build_output(agent, call, reply.message, ctx)
-        output = await self._hook_runner.run_before_subagent(agent, ctx, output)
-        reply.output = self._hook_runner.plan_external_hooks(agent, output)
-        await self._hook_runner.run_approval_hooks(agent, ctx, reply.output)
-        reply.system = system  # hooks changed the prompt of this request only, not the agent's
+    async def _ask_model(
+        self,
+        agent: Agent,
+        call: ConversationCall[ModelInput],
+        ctx: RunContext[Any],
+        next: NextRequest,
+        *,
+        edited: bool = False,
+    ) -> ModelReply:
+        forcing = call.input.is_forced
+        request = RequestCall(
+            **share_attempt(call),
+            input=call.input,
+            prefix=call.prefix,
+            agent=agent,
+            run_context=ctx,
+            request=await self._request_builder.build_request(agent, call, ctx, forcing=forcing),
+            new_messages=call.new_messages,
+            edited=edited,
+            resend=call.input.resend,
+        )
+        system = request.request.system  # hooks change the prompt of this request only, not the agent's
+        message = await next(request)
+        output = await self._reply_reader.build_output(agent, call.input, message, ctx)
+        reply = ModelReply(output, message, system, compaction_due=request.compaction_due)
+        await self._hook_runner.run_after(agent, call, ctx, reply)
         return reply
-
-    async def render_input(self, agent: str, plain: Mapping[str, Any]) -> str:
-        """Render a typed input of ``agent`` as text for the model. Raises ``InvalidInputError``."""
-        served = self._agents.get(agent)
-        rendered: str = await self._author.run(f"input of agent {agent}", served.render_input, plain)
-        return rendered
-
-    async def tool(self, call: ToolCall, next: NextTool) -> ToolOutput:
-        """Run the call, if the approval rules, which are checked once more, allow it. Hooks run on its question."""
-        task = call.input
-        agent, tool = self._agents.get(task.agent), self._agents.find_tool(task.agent, task.name)
-        output = await self._approval_gate.run_tool(
-            agent, tool, call, next, lambda: self._build_run_context(agent, call)
-        )
-        return await self._hook_runner.run_question_hooks(
-            agent, call, output, lambda: self._build_run_context(agent, call)
-        )
-
-    async def _build_run_context(self, agent: Agent | None, call: ConversationCall | ToolCall) -> RunContext[Any]:
-        task = call.input
-        context: Any = task.context
-        if agent is not None and agent.has_context:
-            context = await self._author.run(f"context of agent {agent.name}", agent.read_context, context)
-        run_context = RunContext(
-            run_id=task.context_id,
-            task_id=task.task_id,
-            agent=task.agent,
-            iteration=task.iteration,
-            context=context,
-            auth_context=call.auth,
-            resources=self._resources(),
-            memory=self._memory(call.memory_writes, task.tenant),
-            caller=task.caller,
-            tenant=task.tenant,
-            user=task.user,
-        )
-        run_context.grant_access = None if self._toolsets is None else self._toolsets.grants
-        return run_context

@@ -11,8 +11,10 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
+from temporalio import activity
+
 from ..agent.agent import Agent
-from ..errors import AgentNotFoundError, DefinitionError, ParseError
+from ..errors import DefinitionError, ParseError
 from ..hooks import Hook, HookArguments, HookEvent, HookSet, list_hook_events, run_hooks, select_hooks
 from ..hooks.dispatch import (
     build_hook_error,
@@ -37,9 +39,19 @@ from ..types.tool_calls import (
     RemoteCall,
     SubagentCall,
 )
-from ..types.wire import MODEL_ACTIVITY, FinalAnswer, ModelOutput, ToolOutput
+from ..types.wire import (
+    CLOSE_ACTIVITY,
+    REMIND_ACTIVITY,
+    CloseInput,
+    FinalAnswer,
+    ModelInput,
+    ModelOutput,
+    RemindInput,
+    ToolOutput,
+)
+from .agents import Agents
 from .author_loop import AuthorLoop
-from .call import ConversationCall, ToolCall, build_error_output
+from .call import ConversationCall, ModelReply, ToolCall, build_error_output
 
 logger = logging.getLogger("perdure.worker")
 
@@ -58,9 +70,26 @@ class HookRunner:
         """Return the hooks of ``event``, in their order; only the worker's if ``agent`` is None."""
         return select_hooks(event, self._worker, None if agent is None else agent.hooks)
 
+    # --- an iteration, before and after the model is asked
+
+    async def run_before(self, agent: Agent, call: ConversationCall[ModelInput], ctx: RunContext[Any]) -> None:
+        """Let hooks change the new messages and the answers of subagents. Raises ``HookError``, ``AbortError``."""
+        await self.run_message_hooks(agent, call, ctx)
+        await self.run_after_subagent(agent, call, ctx)
+
+    async def run_after(
+        self, agent: Agent, call: ConversationCall[ModelInput], ctx: RunContext[Any], reply: ModelReply
+    ) -> None:
+        """Let hooks change what a reply says to subagents, see the calls that wait, and change the answer; plan those
+        around external calls. Raises ``HookError``, ``AbortError``."""
+        output = await self.run_before_subagent(agent, ctx, reply.output)
+        reply.output = self.plan_external_hooks(agent, output)
+        await self.run_approval_hooks(agent, ctx, reply.output)
+        await self.run_finish_hooks(agent, call, ctx, reply)
+
     # --- messages
 
-    async def run_message_hooks(self, agent: Agent | None, call: ConversationCall, ctx: RunContext[Any]) -> None:
+    async def run_message_hooks(self, agent: Agent | None, call: ConversationCall[Any], ctx: RunContext[Any]) -> None:
         """Let hooks change the users' messages in ``call.new_messages``. Raises ``HookError``, ``AbortError``."""
         if list_hook_events(self._worker, None if agent is None else agent.hooks).isdisjoint(MESSAGE_EVENTS):
             return
@@ -78,13 +107,12 @@ class HookRunner:
         self._set_fresh(call, messages)
 
     async def run_message_hooks_at_end(
-        self, find: Callable[[str], Agent], call: ConversationCall, build_context: Callable[[Agent | None], Any]
+        self,
+        agent: Agent | None,
+        call: ConversationCall[CloseInput],
+        build_context: Callable[[Agent | None], Awaitable[RunContext[Any]]],
     ) -> None:
         """Do the same for messages that are recorded with an ending. On an error withhold them; raise nothing."""
-        try:
-            agent = find(call.input.agent)
-        except AgentNotFoundError:
-            agent = None
         if not any(self.find_hooks(event, agent) for event in MESSAGE_EVENTS):
             return
         context: RunContext[Any] | None = None
@@ -110,7 +138,7 @@ class HookRunner:
         hooks: Sequence[Hook],
         message: Message,
         before: Sequence[Message],
-        call: ConversationCall,
+        call: ConversationCall[Any],
         ctx: RunContext[Any],
     ) -> Message:
         def take(hook: Hook, returned: Any, given: HookArguments) -> None:
@@ -122,13 +150,13 @@ class HookRunner:
         if changed is message:
             return message
         (changed,), blobs = extract_file_blobs([changed])
-        call.blobs += blobs
+        call.recording.blobs += blobs
         call.files = {**call.files, **{blob.hash: blob.body for blob in blobs}}
         return changed
 
-    def _set_fresh(self, call: ConversationCall, messages: Sequence[Message]) -> None:
+    def _set_fresh(self, call: ConversationCall[Any], messages: Sequence[Message]) -> None:
         call.new_messages = messages
-        call.report_messages([message for message in messages if _is_user_message(message)])
+        call.feed.report_messages([message for message in messages if _is_user_message(message)])
 
     # --- subagents: a subagent is a run of its own, without an activity around it, so its hooks run with its parent's
     # model calls: before it starts, after the reply that calls it; after its answer, before the next model call.
@@ -165,7 +193,7 @@ class HookRunner:
             return call
         return call.model_copy(update={"disposition": disposition.model_copy(update={"message": given["message"]})})
 
-    async def run_after_subagent(self, agent: Agent, call: ConversationCall, ctx: RunContext[Any]) -> None:
+    async def run_after_subagent(self, agent: Agent, call: ConversationCall[Any], ctx: RunContext[Any]) -> None:
         """Let hooks change the answers of subagents. Raises ``HookError``, ``AbortError``."""
         hooks = self.find_hooks("after_subagent", agent)
         if not hooks or not any(message.tool_results for message in call.new_messages):
@@ -193,12 +221,12 @@ class HookRunner:
     # --- the answer, and errors
 
     async def run_finish_hooks(
-        self, agent: Agent, call: ConversationCall, ctx: RunContext[Any], reply: Message, output: ModelOutput
-    ) -> ModelOutput:
-        """Let hooks change the answer, where ``output`` has one. Raises ``HookError``, ``AbortError``."""
-        finish = output.finish
-        if finish is None or not (hooks := self.find_hooks("on_finish", agent)):
-            return output
+        self, agent: Agent, call: ConversationCall[ModelInput], ctx: RunContext[Any], reply: ModelReply
+    ) -> None:
+        """Let hooks change the answer, where ``reply`` has one. Raises ``HookError``, ``AbortError``."""
+        message, finish = reply.message, reply.output.finish
+        if finish is None or message is None or not (hooks := self.find_hooks("on_finish", agent)):
+            return
 
         def take(hook: Hook, returned: Any, given: HookArguments) -> None:
             content = read_hook_text(hook, returned, given["content"])
@@ -208,16 +236,16 @@ class HookRunner:
 
         given: HookArguments = {
             "content": finish.content,
-            "raw_content": reply.text,
+            "raw_content": message.text,
             "output": await self._read_output(agent, finish, hooks),
-            "messages": (*call.prefix, *call.new_messages, reply),
+            "messages": (*call.prefix, *call.new_messages, message),
             "iterations": call.input.iteration,
             "ctx": ctx,
         }
         await run_hooks(self._author.run, hooks, given, take)
-        if given["content"] == finish.content:
-            return output
-        return output.model_copy(update={"finish": finish.model_copy(update={"content": given["content"]})})
+        if given["content"] != finish.content:
+            changed = finish.model_copy(update={"content": given["content"]})
+            reply.output = reply.output.model_copy(update={"finish": changed})
 
     async def _read_output(self, agent: Agent, finish: FinalAnswer, hooks: Sequence[Hook]) -> Any:
         """Return the answer as a value of the agent's output type, if ``hooks`` take it.
@@ -270,11 +298,11 @@ class HookRunner:
         )
         return call.model_copy(update={"disposition": disposition.model_copy(update={"around": around})})
 
-    async def run_reminder_hooks(self, agent: Agent, call: ConversationCall, ctx: RunContext[Any]) -> None:
+    async def run_reminder_hooks(self, agent: Agent, call: ConversationCall[RemindInput], ctx: RunContext[Any]) -> None:
         """Run the ``on_approval`` hooks for a reminder. A failure is logged: the run waits on. Raises
         ``AbortError``."""
         arguments = {part.id: part.arguments for message in call.prefix for part in message.tool_calls}
-        for reminder in call.input.reminders or ():
+        for reminder in call.input.reminders:
             named = reminder.call_id, reminder.name, arguments.get(reminder.call_id)
             details: dict[str, Any] = {"hash": hash_arguments(*named), "reminder": reminder.number}
             given = _wait_facts(*named, reminder.expires_in, ctx, **details)
@@ -309,12 +337,51 @@ class HookRunner:
         return output
 
     async def run_error_hooks(
-        self, agent: Agent, call: ConversationCall, ctx: RunContext[Any], error: Exception
+        self, agent: Agent, call: ConversationCall[Any], ctx: RunContext[Any], error: Exception
     ) -> None:
         """Run hooks on a failed attempt. The failure of a hook is logged. Raises ``AbortError``."""
-        given: HookArguments = {"error": error, "error_type": type(error).__name__, "name": MODEL_ACTIVITY}
+        given: HookArguments = {"error": error, "error_type": type(error).__name__, "name": call.input.activity}
         given |= {"attempt": call.attempt, "ctx": ctx}
         await run_observing_hooks(self._author.run, self.find_hooks("on_error", agent), given)
+
+
+class HookActivity:
+    """The bare calls in which only hooks run: at an ending on the messages that no model has seen, and on reminders."""
+
+    def __init__(
+        self,
+        agents: Agents,
+        hooks: HookRunner,
+        build_context: Callable[[Agent | None, ConversationCall[Any]], Awaitable[RunContext[Any]]],
+    ) -> None:
+        self._agents = agents
+        self._hook_runner = hooks
+        self._build_context = build_context
+
+    @activity.defn(name=CLOSE_ACTIVITY)
+    async def close(self, call: Any) -> Any:
+        """The activity. It is passed a ``ConversationCall``, never the JSON."""
+        await self.call_close(call)
+
+    @activity.defn(name=REMIND_ACTIVITY)
+    async def remind(self, call: Any) -> Any:
+        """The activity, likewise."""
+        await self.call_remind(call)
+
+    async def call_close(self, call: ConversationCall[CloseInput]) -> None:
+        """Run the hooks on the messages that are recorded with an ending. Raises nothing."""
+        await self._hook_runner.run_message_hooks_at_end(
+            self._agents.find(call.input.agent), call, lambda agent: self._build_context(agent, call)
+        )
+
+    async def call_remind(self, call: ConversationCall[RemindInput]) -> None:
+        """Run the hooks on reminders. Raises ``AgentNotFoundError``, ``AbortError``."""
+        agent = self._agents.get(call.input.agent)
+        ctx = await self._build_context(agent, call)
+        try:
+            await self._hook_runner.run_reminder_hooks(agent, call, ctx)
+        finally:
+            ctx.memory.close()
 
 
 def _read_subagent_message(hook: Hook, returned: Any) -> str:

@@ -1,6 +1,6 @@
 """The journal stage, which records each call's outcome once.
 
-A model call: its outcome is looked up before, and recorded after, in one transaction with the transcript's node.
+A step's call: its outcome is looked up before, and recorded after, in one transaction with the transcript's node.
 A tool call: its intent is recorded first, so that a retry can tell "never begun" (run it), "done" (return it) and
 "begun, outcome unknown" apart; in the last case only an idempotent tool runs again. An attempt that ends before it has
 called the function gives its claim up.
@@ -11,19 +11,21 @@ The author's writes into memory are part of the transaction, so they happen as o
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
+from typing import cast
 
 from ..errors import MemoryChangedError, StoreError
 from ..ports import Blob, Claim, Commit, Journal, Outcome
 from ..ports.store import move_text_to_blob
 from ..ports.test_seams import reach_point
-from ..types.wire import ModelOutput, ToolOutput
-from .call import ModelCall, ModelReply, NextModel, NextTool, ToolCall
+from ..types.wire import RequestFacts, ToolOutput
+from .call import CallT, NextTool, OutputT, Reply, ToolCall
 from .event_builders import build_tool_end_events, build_tool_start_events
 from .event_feed import build_event_batch
-from .journal_keys import build_given_up_error, find_model_outcome, parse_outcome, read_given_up
+from .journal_keys import build_given_up_error, find_step_outcome, get_outcome_kind, parse_outcome, read_given_up
 from .retries import retry_store
 
 CANCELLED_COMMIT_TIMEOUT = 10.0
@@ -40,32 +42,32 @@ class JournalStage:
         self._journal = journal
         self._report_waiting = waiting
 
-    async def model(self, call: ModelCall, next: NextModel) -> ModelReply:
-        """Return the recorded outcome, or run ``next`` and record its outcome."""
-        key, recorded = await find_model_outcome(self._journal, call.input, call.asked_at)
+    async def step(self, call: CallT, next: Callable[[CallT], Awaitable[Reply[OutputT]]]) -> OutputT:
+        """Return the recorded outcome of a step's call, or run ``next`` and record its outcome."""
+        key, recorded = await find_step_outcome(self._journal, call.input, call.asked_at)
+        read = partial(parse_outcome, cast(type[OutputT], call.output_type), key=key)
         if recorded is not None:
-            return ModelReply(parse_outcome(ModelOutput, recorded, key), message=None)
+            return read(recorded)
         call.nothing_recorded = call.attempt == 1  # an earlier attempt, taken for lost, may still record something
-        paid = call.input.purpose not in ("close", "remind")
-        if paid:
+        is_paid = isinstance(call.input, RequestFacts)
+        if is_paid:
             reach_point("model.begun")
         reply = await next(call)
-        if paid:
+        if is_paid:
             reach_point("model.answered")
         body = reply.output.model_dump_json(exclude_none=True).encode()
-        parse_outcome(ModelOutput, body, key)  # an outcome that could not be read back is not recorded
-        outcome = Outcome(key, "model", body)
+        read(body)  # an outcome that could not be read back is not recorded
+        outcome = Outcome(key, get_outcome_kind(call.input), body)
         call.nothing_recorded = False
         first = await self._commit_despite_cancel(
-            replace(reply.commit, outcome=outcome, memory=tuple(call.memory_writes))
+            replace(reply.commit, outcome=outcome, memory=tuple(call.recording.memory_writes))
         )
-        if paid:
+        if is_paid:
             reach_point("model.recorded")
         if (given_up := read_given_up(first)) is not None:
             raise build_given_up_error(given_up)
-        if first != body:  # another attempt recorded its outcome first, and that counts
-            reply.output = parse_outcome(ModelOutput, first, key)
-        return reply
+        # Where another attempt recorded its outcome first, that counts.
+        return reply.output if first == body else read(first)
 
     async def tool(self, call: ToolCall, next: NextTool) -> ToolOutput:
         """Return the recorded outcome, or run ``next``, if the call may run, and record its outcome."""
@@ -93,9 +95,9 @@ class JournalStage:
             try:
                 return await self._run_and_record(call, claim, next)
             except MemoryChangedError:  # nothing is recorded: it has read values that were changed since
-                call.memory_writes.clear()
+                call.recording.memory_writes.clear()
                 call.hook_writes[:] = call.before_hook_writes or ()
-                call.blobs.clear()
+                call.recording.blobs.clear()
                 call.error = None
 
     async def _run_and_record(self, call: ToolCall, claim: Claim, next: NextTool) -> ToolOutput:
@@ -108,13 +110,15 @@ class JournalStage:
         # A failed tool writes nothing into memory; the writes of another are recorded once, with its outcome.
         # A tool that asks a question runs again from its start, and so do the hooks around it.
         memory = (
-            () if output.status == "asking" else (*call.hook_writes, *(() if output.is_error else call.memory_writes))
+            ()
+            if output.status == "asking"
+            else (*call.hook_writes, *(() if output.is_error else call.recording.memory_writes))
         )
         outcome = Outcome(call.key, "tool", body)
         call.nothing_recorded = False
-        events = build_event_batch(call, [*call.pending_events, *build_tool_end_events(call, output)])
+        events = build_event_batch(call, [*call.recording.pending_events, *build_tool_end_events(call, output)])
         first = await self._commit_despite_cancel(
-            Commit(blobs=[*blobs, *call.blobs], outcome=outcome, memory=memory, events=events)
+            Commit(blobs=[*blobs, *call.recording.blobs], outcome=outcome, memory=memory, events=events)
         )
         reach_point("tool.recorded")
         return output if first == body else parse_outcome(ToolOutput, first, call.key)

@@ -11,35 +11,70 @@ from pydantic import BaseModel, ValidationError
 
 from ..errors import StoreError, TranscriptCorruptedError
 from ..ports import Journal
+from ..ports.store import OutcomeKind
 from ..types.client_tools import ClientTools
 from ..types.messages import BlobRef, Data
 from ..types.schema_version import check_schema_version
-from ..types.wire import ModelInput, ToolInput
+from ..types.wire import CloseInput, CompactInput, ModelInput, RemindInput, RequestFacts, ToolInput
 
 _encode_canonical_json = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode
 
 
-def build_model_key(task: ModelInput) -> str:
-    """Return the key of a model call: its scope and number, and the content of the request.
+StepInput = ModelInput | CompactInput | CloseInput | RemindInput
+
+
+def build_step_key(task: StepInput) -> str:
+    """Return the key of a step's call: its scope, number and kind, and the content of the request.
 
     The approver and the time of a decision are left out: after a Temporal reset the same decision has another time.
     """
-    digest = {
+    digest: dict[str, Any] = {
         "agent": task.agent,
-        "purpose": task.purpose,
         "head": task.head,
-        "new": [{"kind": item.kind, **_dump_without_defaults(item, "decided")} for item in task.new],
-        "overrides": task.overrides,
-        "closing": _dump_without_defaults(task.closing) if task.closing else None,
-        **({} if task.caller_overrides is None else {"caller_overrides": task.caller_overrides}),
-        **({} if task.window_halvings is None else {"window_halvings": task.window_halvings}),
-        **({} if task.pinned is None else {"pinned": task.pinned.hash}),
-        **({} if task.client_tools is None else {"client_tools": _dump_client_tools(task.client_tools)}),
-        **({"branches": [_dump_without_defaults(outcome) for outcome in task.branches]} if task.branches else {}),
         **({} if task.auth_context is None else {"auth_context": task.auth_context}),
         **({} if task.auth_ref is None else {"auth_ref": task.auth_ref}),
     }
-    return _hash_journal_key(task.scope, task.op, "model", digest)
+    if isinstance(task, ModelInput | CloseInput):
+        digest["new"] = [{"kind": item.kind, **_dump_without_defaults(item, "decided")} for item in task.new]
+    match task:
+        case ModelInput():
+            digest |= {
+                **_dump_request(task),
+                **({"forced": True} if task.is_forced else {}),
+                **({} if task.window_halvings is None else {"window_halvings": task.window_halvings}),
+                **(
+                    {"branches": [_dump_without_defaults(outcome) for outcome in task.branches]}
+                    if task.branches
+                    else {}
+                ),
+            }
+        case CompactInput():
+            digest |= {**_dump_request(task), **({} if task.rewrites is None else {"rewrites": task.rewrites})}
+        case CloseInput():
+            digest["closing"] = _dump_without_defaults(task.closing) if task.closing else None
+    return _hash_journal_key(task.scope, task.op, get_outcome_kind(task), digest)
+
+
+def _dump_request(task: RequestFacts) -> dict[str, Any]:
+    return {
+        "overrides": task.overrides,
+        **({} if task.caller_overrides is None else {"caller_overrides": task.caller_overrides}),
+        **({} if task.pinned is None else {"pinned": task.pinned.hash}),
+        **({} if task.client_tools is None else {"client_tools": _dump_client_tools(task.client_tools)}),
+    }
+
+
+def get_outcome_kind(task: StepInput) -> OutcomeKind:
+    """Return ``Outcome.kind`` of a step's call."""
+    return _KINDS[type(task)]
+
+
+_KINDS: dict[type[StepInput], OutcomeKind] = {
+    ModelInput: "model",
+    CompactInput: "compact",
+    CloseInput: "close",
+    RemindInput: "remind",
+}
 
 
 def build_tool_key(task: ToolInput) -> str:
@@ -80,19 +115,19 @@ def _hash_journal_key(scope: str, op: int, kind: str, digest: dict[str, Any]) ->
 
 
 # ---
-# The outcome of a model call, and the mark of one that is given up: an attempt that was only taken for lost must not
+# The outcome of a step's call, and the mark of one that is given up: an attempt that was only taken for lost must not
 # record its reply any more, whose calls it would then begin.
 
 
 class GivenUp(Data):
-    """In the place of a model call's outcome: the run has gone on without it."""
+    """In the place of an outcome: the run has gone on without it."""
 
     given_up: str
     """When the activity that gave it up was scheduled (``Attempt.asked_at``)."""
 
 
 def encode_given_up(asked_at: str) -> bytes:
-    """Encode the mark of a model call that is given up by an activity scheduled at ``asked_at``."""
+    """Encode the mark of a call that is given up by an activity scheduled at ``asked_at``."""
     return GivenUp(given_up=asked_at).model_dump_json().encode()
 
 
@@ -101,13 +136,13 @@ def read_given_up(body: bytes) -> str | None:
     return GivenUp.model_validate_json(body).given_up if body.startswith(b'{"given_up":') else None
 
 
-async def find_model_outcome(journal: Journal, task: ModelInput, asked_at: str) -> tuple[str, bytes | None]:
-    """Find the recorded outcome of a model call; also returns the key under which it is recorded, or is to be.
+async def find_step_outcome(journal: Journal, task: StepInput, asked_at: str) -> tuple[str, bytes | None]:
+    """Find the recorded outcome of a step's call; also returns the key under which it is recorded, or is to be.
 
     A call that is made again although it was given up, as after a Temporal reset, has another key. Raises
     ``StoreError`` for a call that was scheduled, at ``asked_at``, before it was given up.
     """
-    key = build_model_key(task)
+    key = build_step_key(task)
     while True:
         body = (await journal.find_outcomes([key])).get(key)
         given_up = None if body is None else read_given_up(body)
@@ -121,7 +156,7 @@ async def find_model_outcome(journal: Journal, task: ModelInput, asked_at: str) 
 def build_given_up_error(at: str) -> StoreError:
     """Build the error of an attempt whose call was given up."""
     return StoreError(
-        f"this model call was given up at {at}: its run has gone on without it",
+        f"this call was given up at {at}: its run has gone on without it",
         hint="Where the run waits for it, because Temporal was restored from a backup, interrupt the run.",
     )
 

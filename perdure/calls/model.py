@@ -16,8 +16,8 @@ from ..loop.refused_content import ContentWithholder, filter_present_withheld, f
 from ..loop.transcript import sanitize_parts
 from ..ports import Completed, ModelRequest, Provider, Restarted, StreamEvent, ToolCallDelta
 from ..types.messages import Message, Part, TextPart, ToolCallPart, Usage, Withheld, clean_text
-from ..types.wire import MODEL_ACTIVITY, ModelOutput
-from .call import ModelReply, PaidRequest, RequestCall
+from ..types.wire import COMPACT_ACTIVITY, MODEL_ACTIVITY
+from .call import PaidRequest, RequestCall
 from .heartbeat import get_attempt_value, set_attempt_value
 
 logger = logging.getLogger("perdure.worker")
@@ -48,7 +48,12 @@ class ModelActivity:
         """The activity. The stages between it and Temporal pass it a ``RequestCall``, never the JSON."""
         return await self.call(call)
 
-    async def call(self, call: RequestCall) -> ModelReply:
+    @activity.defn(name=COMPACT_ACTIVITY)
+    async def compact(self, call: Any) -> Any:
+        """The activity of a compaction, which passes it a ``RequestCall`` for each request of its summary."""
+        return await self.call(call)
+
+    async def call(self, call: RequestCall) -> Message:
         """Send ``call.request`` to the model. Raises ``ProviderError``."""
         agent, request, began = call.agent, call.request, monotonic()
         try:
@@ -58,12 +63,12 @@ class ModelActivity:
             raise
         provider = completed.provider or agent.provider_name  # of a chain, the one that answered
         parts = call.call_ids.assign_reply_ids(
-            (part for part in completed.parts if not _is_cut_off(part, completed, call.input.purpose)), completed.origin
+            (part for part in completed.parts if not _is_cut_off(part, completed, call)), completed.origin
         )
         # The API may return another name of the model than the one with a price.
         model, requested = completed.model or agent.model_name, _find_requested_model(agent, provider)
         cost = self._compute_cost(provider, model, completed.usage, requested)
-        call.paid.append(PaidRequest(provider, model, completed.usage, cost, monotonic() - began))
+        call.recording.paid.append(PaidRequest(provider, model, completed.usage, cost, monotonic() - began))
         message = Message(
             role="assistant",
             parts=sanitize_parts(parts),
@@ -76,7 +81,7 @@ class ModelActivity:
         )
         if any(part.type == "tool_result" for part in message.parts):
             raise MalformedReplyError(f"{agent.model} answered with a tool result")
-        return ModelReply(ModelOutput(), message)
+        return message
 
     async def _call_with_containment(
         self, agent: Agent, call: RequestCall, request: ModelRequest
@@ -89,12 +94,12 @@ class ModelActivity:
         """
         conversation = [*call.prefix, *call.new_messages]
         known = filter_present_withheld(find_last_withheld(conversation), (*conversation, *request.messages))
-        texts = call.input.purpose != "compact"  # the summary prompt is not in the conversation
-        withholder = ContentWithholder(request.messages, known, resend=call.input.resend, texts=texts)
+        texts = not call.is_summary  # its prompt is not in the conversation
+        withholder = ContentWithholder(request.messages, known, resend=call.resend, texts=texts)
         refused: ProviderError | None = None
         provider = self._provider(agent)
         _add_left_out(provider, call, request)
-        call.report_model(agent.model)
+        call.feed.report_model(agent.model)
         while True:
             call.request = replace(request, messages=withholder.messages)
             try:
@@ -110,7 +115,7 @@ class ModelActivity:
                     "%s refused a request of run %s: %s", agent.model, call.input.context_id, clean_text(error.message)
                 )
                 logger.warning("run %s calls it again without: %s", call.input.context_id, left_out)
-                call.emit(Restarted(agent.model, type(error).__name__, error.message))
+                call.feed.emit(Restarted(agent.model, type(error).__name__, error.message))
 
     def _keep_slip(self, call: RequestCall, error: ModelSlipError) -> None:
         """Keep what the model wrote wrongly for the next attempt."""
@@ -142,7 +147,7 @@ class ModelActivity:
                     event = replace(event, id=ids.get_streamed_id(event.index, event.id))
                 elif isinstance(event, Restarted):
                     ids.discard_streamed()
-                call.emit(event)
+                call.feed.emit(event)
         except ContentFilterError as error:
             if last is not None and not isinstance(last, Restarted):
                 error.refused = frozenset()  # the filter objected to the reply
@@ -160,7 +165,7 @@ def _add_left_out(provider: Provider, call: RequestCall, request: ModelRequest) 
     """Add the tools that ``provider`` will leave out of the request to those that are reported."""
     find_left_out = getattr(provider, "find_left_out", None)
     names = find_left_out(request) if find_left_out is not None and request.tools else ()
-    call.left_out += [name for name in names if name not in call.left_out]
+    call.recording.left_out += [name for name in names if name not in call.recording.left_out]
 
 
 def _find_requested_model(agent: Agent, provider: str) -> str | None:
@@ -169,8 +174,8 @@ def _find_requested_model(agent: Agent, provider: str) -> str | None:
     return names[0] if len(names) == 1 else None
 
 
-def _is_cut_off(part: Part, reply: Completed, purpose: str) -> bool:
+def _is_cut_off(part: Part, reply: Completed, call: RequestCall) -> bool:
     """Whether ``part`` is a tool call that was cut off with the reply, and is dropped. A call that the output limit cut
     stays, as its result tells the model so, except in a summary."""
-    ended = reply.finish_reason in ("content_filter", "refusal") or purpose == "compact"
+    ended = reply.finish_reason in ("content_filter", "refusal") or call.is_summary
     return ended and isinstance(part, ToolCallPart) and part.malformed is not None

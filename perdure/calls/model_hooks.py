@@ -18,11 +18,10 @@ from ..hooks.dispatch import build_hook_error, extract_file_blobs, read_hook_rep
 from ..ports import ModelRequest
 from ..types.messages import Message, TextPart, Usage, clean_text
 from ..types.transcript import Transcript, iter_pieces
-from ..types.wire import ModelOutput
-from .call import ModelReply, NextRequest, RequestCall
+from .call import NextRequest, RequestCall
 
 
-class HookStage:
+class ModelHookStage:
     """Runs the hooks of the worker, then the agent's around the bare call.
 
     ``run`` calls an author's function on the author's side.
@@ -32,16 +31,14 @@ class HookStage:
         self._run_author_code = run
         self._worker_hooks = worker
 
-    async def model(self, call: RequestCall, next: NextRequest) -> ModelReply:
-        """Around a model call. Raises ``HookError``, ``AbortError``."""
+    async def request(self, call: RequestCall, next: NextRequest) -> Message:
+        """Around a request. Raises ``HookError``, ``AbortError``."""
         before = self._select_hooks("before_llm_call", call)
         if before and (veto := await self._run_before_hooks(before, call)) is not None:
-            is_summary = call.input.purpose == "compact"  # the veto's reason must not become the summary
-            return ModelReply(ModelOutput(), Message(role="assistant") if is_summary else _build_veto_reply(veto))
+            return _build_veto_reply(veto)
         reply = await next(call)
-        if (after := self._select_hooks("after_llm_call", call)) and reply.message is not None:
-            reply.message = await self._run_after_hooks(after, call, reply.message)
-        return reply
+        after = self._select_hooks("after_llm_call", call)
+        return await self._run_after_hooks(after, call, reply) if after else reply
 
     def _select_hooks(self, event: HookEvent, call: RequestCall) -> tuple[Hook, ...]:
         return select_hooks(event, self._worker_hooks, call.agent.hooks)

@@ -1,6 +1,7 @@
 """The prepare stage: makes what a call needs before it may begin. It has no effects, so it may fail and be retried.
 
-It is outside the journal. After the journal's claim the same failure would leave "begun, outcome unknown", and the
+A step's call, other than the record of an ending, which must be possible without encryption keys, and a tool call. It
+is outside the journal. After the journal's claim the same failure would leave "begun, outcome unknown", and the
 model would get that as the result of a call that never ran. A deploy is enough for it: the worker that took the call
 does not serve the agent yet.
 """
@@ -15,7 +16,7 @@ from ..ports import TranscriptChain
 from ..types.messages import BlobRef
 from ..types.tool_calls import AfterExternalCall
 from ..types.wire import CallFacts, ToolOutput
-from .call import ModelCall, ModelReply, NextModel, NextTool, ToolCall
+from .call import CallT, NextTool, OutputT, ToolCall
 from .journal_keys import build_first_run_key
 from .transcript import check_store_id, format_unreadable_result
 
@@ -39,10 +40,9 @@ class PrepareStage:
         self._find_agent = find_agent
         self._authorise = authorise
 
-    async def model(self, call: ModelCall, next: NextModel) -> ModelReply:
-        """Resolve the ``auth_context`` only: a model call that failed before its reply may be retried anyway."""
-        if call.input.purpose != "close":  # an ending must be recorded even without encryption keys
-            call.auth = await self._resolve_auth(call.input)
+    async def step(self, call: CallT, next: Callable[[CallT], Awaitable[OutputT]]) -> OutputT:
+        """Resolve the ``auth_context`` only: a step's call that failed before its outcome may be retried anyway."""
+        call.auth = await self._resolve_auth(call.input)
         return await next(call)
 
     async def tool(self, call: ToolCall, next: NextTool) -> ToolOutput:

@@ -23,9 +23,8 @@ from ..errors import StoreError
 from ..hooks import HookEvent, HookSet, list_hook_events
 from ..ports import Commit, MemoryWrite, ModelRequest
 from ..types.messages import Data, Message, Usage
-from ..types.wire import ModelOutput
-from .call import ModelReply, NextRequest, PaidRequest, RequestCall
-from .journal_keys import build_model_key
+from .call import NextRequest, PaidRequest, RequestCall
+from .journal_keys import build_step_key
 
 logger = logging.getLogger("perdure.worker")
 
@@ -74,29 +73,29 @@ class ReplyCacheStage:
         self._store = store
         self._worker_hooks = worker
 
-    async def model(self, call: RequestCall, next: NextRequest) -> ModelReply:
+    async def request(self, call: RequestCall, next: NextRequest) -> Message:
         """Around the bare call. Raises ``StoreError`` before it, not after it."""
         agent = call.agent
         if not self._can_cache_reply(agent):
             return await next(call)
         place = build_reply_namespace(call.input.context_id)
-        key, request_hash = build_model_key(call.input), hash_request(agent, call.request)
+        key, request_hash = build_step_key(call.input), hash_request(agent, call.request)
         values = await self._store.recall_all(place)
-        call.memory_writes += [MemoryWrite(place, name, None) for name in values]
-        is_summary = call.input.purpose == "compact"  # one call of the run asks several times
+        call.recording.memory_writes += [MemoryWrite(place, name, None) for name in values]
         for cached in filter(None, map(_parse_cached_reply, values.values())):
-            if cached.request == request_hash or (cached.call == key and not is_summary):
-                call.report_model(agent.model)
-                call.paid.append(_build_paid_request(cached))
-                return ModelReply(ModelOutput(), cached.message)
+            # Of a model call it is the reply, also if its prompt has changed; a compaction may ask several times.
+            if cached.request == request_hash or (cached.call == key and not call.is_summary):
+                call.feed.report_model(agent.model)
+                call.recording.paid.append(_build_paid_request(cached))
+                return cached.message
         reply = await next(call)
-        if reply.message is not None:
-            new = CachedReply(call=key, request=request_hash, message=reply.message)
-            if call.paid:
-                new = new.model_copy(update={"provider": call.paid[-1].provider, "seconds": call.paid[-1].seconds})
-            name = f"{key[:32]}:{request_hash[:16]}"
-            await self._save_reply(MemoryWrite(place, name, new.model_dump_json(exclude_none=True).encode()))
-            call.memory_writes.append(MemoryWrite(place, name, None))
+        new = CachedReply(call=key, request=request_hash, message=reply)
+        if call.recording.paid:
+            last = call.recording.paid[-1]
+            new = new.model_copy(update={"provider": last.provider, "seconds": last.seconds})
+        name = f"{key[:32]}:{request_hash[:16]}"
+        await self._save_reply(MemoryWrite(place, name, new.model_dump_json(exclude_none=True).encode()))
+        call.recording.memory_writes.append(MemoryWrite(place, name, None))
         return reply
 
     def _can_cache_reply(self, agent: Agent) -> bool:

@@ -21,8 +21,8 @@ from ..errors import (
 )
 from ..tools.results import CUT
 from ..types.limits import LONGEST_SECONDS, Limits
-from ..types.messages import clean_text
-from .call import ModelReply, NextRequest, RequestCall
+from ..types.messages import Message, clean_text
+from .call import NextRequest, RequestCall
 from .heartbeat import get_attempt_value, set_attempt_value
 
 FAILED_ATTEMPTS_KEY = "failed_attempts"
@@ -45,7 +45,7 @@ class BudgetStage:
         self._failed_attempts: dict[str, int] = {}
         """Counts by call, where no Temporal heartbeats keep them (``perdure.testing``)."""
 
-    async def model(self, call: RequestCall, next: NextRequest) -> ModelReply:
+    async def request(self, call: RequestCall, next: NextRequest) -> Message:
         """See the class."""
         limits = self._find_limits(call.input.agent)
         whole = limits.call_seconds

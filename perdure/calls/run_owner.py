@@ -6,15 +6,18 @@ first call of a turn, and at an ending, which then is recorded nowhere.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
 
 from ..errors import InvalidInputError, RunIdError
 from ..ports import RunRow, Store
 from ..types.interface import check_run_labels
 from ..types.run_ids import build_run_id_error
-from ..types.wire import ModelInput, ModelOutput
-from .call import ModelCall, ModelReply, NextModel
+from ..types.wire import CloseOutput, ConversationFacts
+from .call import CloseCall, CompactCall, ModelCall, OutputT
 from .retries import retry_store
+
+CallT = TypeVar("CallT", bound=ModelCall | CompactCall)
 
 
 class RunOwnerStage:
@@ -27,20 +30,21 @@ class RunOwnerStage:
         self._store = store
         self._report_waiting = waiting
 
-    async def model(self, call: ModelCall, next: NextModel) -> ModelReply:
-        """Raise ``RunIdError`` for a foreign run; end it without a record."""
-        task = call.input
-        if task.purpose == "remind" or (task.iteration > 1 and task.purpose != "close"):
-            return await next(call)
-        try:
-            await self._check_owner(task)
-        except RunIdError:
-            if task.purpose != "close":
-                raise
-            return ModelReply(ModelOutput(head=task.head, store_id=task.store_id), message=None)
+    async def step(self, call: CallT, next: Callable[[CallT], Awaitable[OutputT]]) -> OutputT:
+        """Around the first model call, and what comes before it. Raises ``RunIdError`` for a foreign run."""
+        if call.input.iteration <= 1:
+            await self._check_owner(call.input)
         return await next(call)
 
-    async def _check_owner(self, task: ModelInput) -> None:
+    async def close(self, call: CloseCall, next: Callable[[CloseCall], Awaitable[CloseOutput]]) -> CloseOutput:
+        """Around the record of an ending: a foreign run ends without one."""
+        try:
+            await self._check_owner(call.input)
+        except RunIdError:
+            return CloseOutput(head=call.input.head, store_id=call.input.store_id)
+        return await next(call)
+
+    async def _check_owner(self, task: ConversationFacts) -> None:
         row = await retry_store(lambda: self._store.get_run(task.context_id), self._report_waiting)
         if row is None:
             if await retry_store(lambda: self._store.find_deleted([task.context_id]), self._report_waiting):
@@ -49,7 +53,7 @@ class RunOwnerStage:
             raise build_run_id_error()
 
 
-def _is_foreign(task: ModelInput, row: RunRow) -> bool:
+def _is_foreign(task: ConversationFacts, row: RunRow) -> bool:
     """Whether the row of the run's id is that of another's run. One that goes on with a conversation may have no labels
     (it gets those of the row), and no parent (a client has opened a subagent's conversation again)."""
     own = {"tenant": row.tenant, "user": row.user}

@@ -32,7 +32,7 @@ from ..types.messages import FilePart, Message, Replaced, ToolResultPart, clean_
 from ..types.plain_json import measure_json
 from ..types.run_ids import format_child_run_id
 from ..types.subagents import BRANCH_LABEL_CHARS, BRANCH_MODEL_BYTES, MAX_BRANCHES, BranchOutcome, BranchRequest
-from ..types.wire import FinalAnswer, ModelOutput
+from ..types.wire import FinalAnswer, ModelInput, ModelOutput
 from .agents import Agents
 from .author_loop import AuthorLoop
 from .call import BranchConversation, ConversationCall, ModelReply
@@ -54,17 +54,19 @@ class BranchWait:
     forks: tuple[BranchConversation | None, ...]
     blobs: tuple[Blob, ...]
 
-    def build_reply(self, call: ConversationCall) -> ModelReply:
+    def build_reply(self, call: ConversationCall[ModelInput]) -> ModelReply:
         """Build the reply, without the attempt's memory writes: the policy, and the hooks before it, run again."""
-        call.memory_writes.clear()
-        call.blobs += self.blobs
+        call.recording.memory_writes.clear()
+        call.recording.blobs += self.blobs
         return ModelReply(ModelOutput(branches=self.branches), message=None, branch_conversations=self.forks)
 
 
 class StepBranches:
     """The branches of one attempt of a policy."""
 
-    def __init__(self, agents: Agents, call: ConversationCall, known: Sequence[Message], recorded: int) -> None:
+    def __init__(
+        self, agents: Agents, call: ConversationCall[ModelInput], known: Sequence[Message], recorded: int
+    ) -> None:
         """``known``: the conversation, whose first ``recorded`` messages are in the transcript already."""
         self._agents = agents
         self._call = call
@@ -148,7 +150,7 @@ class StepBranches:
 
     def _drop_finish_order(self, messages: Sequence[Message]) -> list[Message]:
         """Drop the engine's order to finish, which is for the agent of the run only."""
-        if self._call.input.purpose != "force_finish":
+        if not self._call.input.is_forced:
             return list(messages)
         # The reminder after a reply without an answer has the same id, and stays: only the last of them is the order.
         order = next((one for one in reversed(self._call.new_messages) if one.id == REMINDER_ID), None)
@@ -235,7 +237,7 @@ class StepResult:
     events: Sequence[StepTaken | MessageInjected]
     """The policy's changes and messages as events."""
 
-    def add_to_reply(self, reply: ModelReply, call: ConversationCall) -> None:
+    def add_to_reply(self, reply: ModelReply, call: ConversationCall[ModelInput]) -> None:
         """Add to ``reply`` the events, the lasting overrides and the rewritten conversation."""
         reply.step_events = self.events
         if self.kept is not None:
@@ -256,14 +258,13 @@ class StepPolicy:
         self._hook_runner = firing
 
     async def run_policy(
-        self, base_agent: Agent, agent: Agent, call: ConversationCall, ctx: RunContext[Any]
+        self, base_agent: Agent, agent: Agent, call: ConversationCall[ModelInput], ctx: RunContext[Any]
     ) -> StepResult | BranchWait | None:
         """Let the policy change ``call``; None if it changes nothing. ``base_agent`` is ``agent`` without overrides.
 
         Raises ``HookError``, ``AbortError``.
         """
-        task = call.input
-        if task.iteration <= 1 or task.purpose not in ("call", "force_finish"):
+        if call.input.iteration <= 1:
             return None
         hooks = self._hook_runner.find_hooks("on_iteration", agent)
         return (
@@ -274,7 +275,7 @@ class StepPolicy:
 class _PolicyAttempt:
     """One run of the policy."""
 
-    def __init__(self, agents: Agents, base: Agent, agent: Agent, call: ConversationCall) -> None:
+    def __init__(self, agents: Agents, base: Agent, agent: Agent, call: ConversationCall[ModelInput]) -> None:
         self._agents = agents
         self._base_agent = base
         self._agent = agent
@@ -308,7 +309,7 @@ class _PolicyAttempt:
         texts = [part for part in agent.instruction_parts if isinstance(part, str)]
         return StepFacts(
             iteration=task.iteration - 1,
-            forced=task.purpose == "force_finish",
+            forced=task.is_forced,
             usage=task.used,
             cost_usd=task.cost_usd,
             messages=tuple(self._conversation),
@@ -410,7 +411,7 @@ class _PolicyAttempt:
         call, recorded = self._call, len(self._recorded)
         edited, blobs = extract_file_blobs(adopt_edited_messages(step.messages, self._conversation))
         blobs += self._blobs
-        call.blobs += blobs
+        call.recording.blobs += blobs
         call.files = {**call.files, **{blob.hash: blob.body for blob in blobs}}
         if _has_same_messages(edited[:recorded], self._recorded):
             call.new_messages = edited[recorded:]

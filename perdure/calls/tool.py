@@ -168,7 +168,9 @@ class ToolActivity:
         task = call.input
         agent = self._agents.get(task.agent)
         given_up, cancelled = threading.Event(), self._cancellation()
-        context = self.context(call, call.memory_writes, lambda: given_up.is_set() or cancelled.is_requested())
+        context = self.context(
+            call, call.recording.memory_writes, lambda: given_up.is_set() or cancelled.is_requested()
+        )
         tool: Tool | None = None
         try:
             if isinstance(task.side, AfterExternalCall):
@@ -225,7 +227,7 @@ class ToolActivity:
         call.nothing_recorded = False  # from here on it may have happened
         try:
             result: ResultContent = await self._author.run(name, work, timeout=tool.timeout)
-            files = tuple([await record_file(file, call.blobs) for file in result.files])
+            files = tuple([await record_file(file, call.recording.blobs) for file in result.files])
             return ToolOutput(key=call.key, content=result.text, files=files)
         except OverdueError as error:
             late = f"TimeoutError: {tool.name} did not finish within {tool.timeout:g} s{_describe_running_thread(tool)}"
@@ -256,7 +258,7 @@ class ToolActivity:
             answers=task.answers,
             heartbeat=self._heartbeat(),
             cancelled=cancelled,
-            progress=call.report_progress,
+            progress=call.feed.report_progress,
         )
         context.grant_access = None if self._toolsets is None else self._toolsets.grants
         return context
@@ -299,8 +301,8 @@ def _build_question_output(call: ToolCall, question: Question) -> ToolOutput:
             call, f"ToolError: {call.input.name} has asked {MAX_QUESTIONS} times, and asks again"
         )
     call.error = None
-    call.memory_writes.clear()
-    call.blobs.clear()
+    call.recording.memory_writes.clear()
+    call.recording.blobs.clear()
     return ToolOutput(key=call.key, status="asking", question=question)
 
 

@@ -125,8 +125,8 @@ class _ToolCallHooks:
                 update={"cleared": output.cleared.model_copy(update={"around": self._build_around()})}
             )
         if not output.is_error:
-            self._context.memory.absorb(call.memory_writes)
-            call.memory_writes.clear()
+            self._context.memory.absorb(call.recording.memory_writes)
+            call.recording.memory_writes.clear()
         failed_after = f"{name} {'failed' if output.is_error else 'was run'}, and its result cannot be shown"
         try:
             await self._run_error_hooks(call)
@@ -190,7 +190,7 @@ class _ToolCallHooks:
 
         def take(_: Hook, returned: Any, given: HookArguments) -> None:
             if returned is not None:
-                given["result"] = merge_returned_result(given["result"], returned, call.blobs)
+                given["result"] = merge_returned_result(given["result"], returned, call.recording.blobs)
 
         task = call.input
         before = ToolResultPart(

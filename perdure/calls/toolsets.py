@@ -80,7 +80,7 @@ class Toolsets:
         self._list_cache = taken
 
     async def add_offered_tools(
-        self, agent: Agent, call: ConversationCall, ctx: RunContext[Any]
+        self, agent: Agent, call: ConversationCall[Any], ctx: RunContext[Any]
     ) -> tuple[Agent, BlobRef | None]:
         """Return ``agent`` with the tools of its toolsets, and the list that the run pins with this call, if any; its
         blob is put into the call.
@@ -92,10 +92,10 @@ class Toolsets:
         recorded, pinned = call.input.pinned, None
         rows = await self._load_list(recorded) if recorded is not None else None
         if rows is None or any(_is_renewed(toolset, rows) for toolset in agent.toolsets):
-            rows = await self._choose_lists(agent, rows, ctx, call.left_out)
+            rows = await self._choose_lists(agent, rows, ctx, call.recording.left_out)
             blob = Blob.from_content(encode_pinned_tools(rows))
             if recorded is None or blob.hash != recorded.hash:
-                call.blobs.append(blob)
+                call.recording.blobs.append(blob)
                 pinned = blob.ref
                 self._cache_list(blob.ref, rows)
         ref = pinned or recorded
@@ -173,9 +173,9 @@ class Toolsets:
 
     # --- client tools
 
-    async def add_client_tools(self, agent: Agent, call: ConversationCall, reserved: Toolbox) -> Agent:
+    async def add_client_tools(self, agent: Agent, call: ConversationCall[Any], reserved: Toolbox) -> Agent:
         """Return ``agent`` with the tools that the turn's client has declared. Those that have the name of a tool of
-        the agent, or of a ``reserved`` one, are left out, and reported (``call.left_out``).
+        the agent, or of a ``reserved`` one, are left out, and reported (``call.recording.left_out``).
 
         Raises ``InvalidInputError`` for an agent that takes none, and for a stored list that is not valid.
         """
@@ -189,7 +189,7 @@ class Toolsets:
         else:
             key, tools = Blob.from_content(encode_client_tools(declared)).hash, declared
         own = [tool.name for tool in tools if tool.name in agent.toolbox or tool.name in reserved]
-        call.left_out += [name for name in own if name not in call.left_out]
+        call.recording.left_out += [name for name in own if name not in call.recording.left_out]
         offered = [tool for tool in tools if tool.name not in own]
         return agent.with_tools(f"client/{key}", lambda: map(DeclaredTool, offered)) if offered else agent
 

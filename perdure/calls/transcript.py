@@ -10,7 +10,7 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import takewhile
-from typing import Any
+from typing import Any, Literal, TypeVar
 
 from pydantic import ValidationError
 
@@ -44,14 +44,34 @@ from ..types.wire import (
     OUTPUT_BYTES,
     REMOTE_BYTES,
     CallFacts,
+    CloseInput,
+    CloseOutput,
+    CompactInput,
+    ConversationFacts,
+    ConversationOutput,
     FinalAnswer,
     ModelInput,
     ModelOutput,
+    NewItem,
     NewMessage,
     NewResult,
+    RemindInput,
+    RemindOutput,
     ToolOutput,
 )
-from .call import BranchConversation, ConversationCall, ModelCall, ModelReply, NextConversation, share_fields
+from .call import (
+    Attempt,
+    BranchConversation,
+    CloseCall,
+    CompactCall,
+    CompactReply,
+    ConversationCall,
+    ModelCall,
+    ModelReply,
+    RemindCall,
+    Reply,
+    share_attempt,
+)
 from .journal_keys import parse_outcome
 
 # ---
@@ -70,7 +90,11 @@ async def _resolve_branch_outcome(chain: TranscriptChain, outcome: BranchOutcome
 
 
 def build_branches_reply(
-    chain: TranscriptChain, store_id: str, call: ConversationCall, reply: ModelReply, message_blobs: Sequence[Blob]
+    chain: TranscriptChain,
+    store_id: str,
+    call: ConversationCall[ModelInput],
+    reply: ModelReply,
+    message_blobs: Sequence[Blob],
 ) -> ModelReply:
     """Complete ``reply``, whose step waits for branches: each branch gets the head of its conversation, and the run
     keeps its own head.
@@ -78,7 +102,7 @@ def build_branches_reply(
     ``message_blobs``: the files of messages that are new since the head.
     """
     nodes: dict[str, Node] = {}
-    blobs = [*message_blobs, *call.blobs]
+    blobs = [*message_blobs, *call.recording.blobs]
 
     def head(fork: BranchConversation | None) -> str | None:
         if fork is None or not fork.messages:
@@ -102,49 +126,61 @@ def build_branches_reply(
 # Rows of a run and its turn, written with each call: for lists, and for clients once Temporal has deleted the run.
 
 
-def build_run_row(call: ModelCall, output: ModelOutput) -> RunRow:
-    """Build the row of the run after this call. If the workflow still goes on, the next call writes it again."""
-    task = call.input
-    status = "running"
-    if task.closing is not None:
-        status = task.closing.status
-        if task.closing.stays_paused is not None:
+def build_run_row(call: ModelCall | CompactCall, head: str | None, answer: Response | None) -> RunRow:
+    """Build the row of the run after a call. If the workflow still goes on, the next call writes it again."""
+    task, status = call.input, "running"
+    if answer is not None:
+        status = "waiting" if isinstance(task, ModelInput) and task.mode == "session" else "completed"
+    return _build_run_row(task, head, status, _encode_answer(answer), call.asked_at)
+
+
+def build_closed_run_row(call: CloseCall, head: str | None) -> RunRow:
+    """Build the row of the run as it ends, or as its turn does."""
+    task, status = call.input, "running"
+    if (closing := task.closing) is not None:
+        status = closing.status
+        if closing.stays_paused is not None:
             status = "paused"
-        elif task.closing.pause is not None and status == "waiting" and task.closing.turn is None and task.task_id:
+        elif closing.pause is not None and status == "waiting" and closing.turn is None and task.task_id:
             status = "running"  # resumed in the middle of a turn
-    elif output.finish is not None:
-        status = "waiting" if task.mode == "session" else "completed"
-    result = _encode_response(task, output)
+    return _build_run_row(task, head, status, _encode_ending(task, head), call.asked_at)
+
+
+def _build_run_row(
+    task: ConversationFacts, head: str | None, status: str, result: bytes | None, asked_at: str
+) -> RunRow:
     return RunRow(
-        *(task.context_id, task.agent, task.scope, output.head, status, task.iteration, result, call.asked_at),
+        *(task.context_id, task.agent, task.scope, head, status, task.iteration, result, asked_at),
         tenant=task.tenant,
         user=task.user,
     )
 
 
+UsageStatus = Literal["completed", "failed", "rejected"]
 _MAX_TOKENS = 2**63 - 1
 """The largest number that databases take: a provider may report any."""
 
 
-def build_usage_row(call: ModelCall, output: ModelOutput) -> UsageRow | None:
+def build_usage_row(call: ModelCall | CompactCall, status: UsageStatus = "completed") -> UsageRow | None:
     """Build the row of what the call has used; None if no model has answered."""
-    if not call.paid:
+    paid = call.recording.paid
+    if not paid:
         return None
-    task, last = call.input, call.paid[-1]
-    usage = sum((request.usage for request in call.paid), Usage())
+    task, last = call.input, paid[-1]
+    usage = sum((request.usage for request in paid), Usage())
     tokens = {name: min(max(count, 0), _MAX_TOKENS) for name, count in usage}
-    costs = [request.cost_usd for request in call.paid]
+    costs = [request.cost_usd for request in paid]
     return UsageRow(
         task.context_id,
         task.agent,
-        task.purpose,
+        "compact" if isinstance(task, CompactInput) else "force_finish" if task.is_forced else "call",
         last.provider,
         clean_text(last.model)[:NAME_CHARS],
-        "failed" if output.failed is not None else "rejected" if output.rejected else "completed",
-        requests=len(call.paid),
+        status,
+        requests=len(paid),
         **tokens,
         cost_usd=None if None in costs else sum(cost for cost in costs if cost is not None),
-        milliseconds=round(sum(request.seconds for request in call.paid) * 1000),
+        milliseconds=round(sum(request.seconds for request in paid) * 1000),
         task_id=task.task_id or None,
         root=task.lineage.root if task.lineage is not None and task.is_child else None,
         tenant=task.tenant,
@@ -152,33 +188,46 @@ def build_usage_row(call: ModelCall, output: ModelOutput) -> UsageRow | None:
     )
 
 
-def build_turn_row(call: ModelCall, output: ModelOutput) -> TurnRow | None:
-    """Build the row of the turn if it took messages (maybe after its answer) or has ended; else None."""
+def build_turn_row(call: ModelCall, head: str | None, answer: Response | None) -> TurnRow | None:
+    """Build the row of the turn if it took messages (maybe after its answer) or has its answer; else None."""
     task = call.input
-    messages = [item for item in task.new if isinstance(item, NewMessage) and item.id != REMINDER_ID]
-    ids = tuple(item.id for item in messages if item.id)
-    ended = (task.closing is not None and task.closing.pause is None) or output.finish is not None
-    if not task.task_id or not (messages or ended):
+    ids = _list_message_ids(task.new)
+    if not task.task_id or (ids is None and answer is None):
+        return None
+    status = "running" if answer is None else "completed"
+    return TurnRow(task.context_id, task.task_id, status, head, _encode_answer(answer), ids or (), call.asked_at)
+
+
+def build_closed_turn_row(call: CloseCall, head: str | None) -> TurnRow | None:
+    """Build the row of the turn if it took messages or has ended; else None."""
+    task, closing = call.input, call.input.closing
+    ids = _list_message_ids(task.new)
+    ended = closing is not None and closing.pause is None
+    if not task.task_id or (ids is None and not ended):
         return None
     status = "running"
-    if ended:
-        status = (task.closing.turn or task.closing.status) if task.closing else "completed"
+    if ended and closing is not None:
+        status = closing.turn or closing.status
         status = "running" if status in ("waiting", "paused") else status  # a message extends it
-    return TurnRow(
-        task.context_id, task.task_id, status, output.head, _encode_response(task, output), ids, call.asked_at
-    )
+    return TurnRow(task.context_id, task.task_id, status, head, _encode_ending(task, head), ids or (), call.asked_at)
 
 
-def _encode_response(task: ModelInput, output: ModelOutput) -> bytes | None:
-    """Encode the ``Response`` as JSON, as far as this call knows it; for a failure with ``error_type`` and ``error``.
-    None before there is an answer or an ending."""
-    closing = task.closing
-    if closing is not None:
-        failure = {"error_type": closing.error_type, "error": closing.error} if closing.error_type else {}
-        return _encode_readable_json({**(closing.response or {}), "head": output.head, **failure})
-    if output.finish is None:
+def _list_message_ids(new: Sequence[NewItem]) -> tuple[str, ...] | None:
+    """List the ids of users' messages; None if there are no such messages."""
+    messages = [item for item in new if isinstance(item, NewMessage) and item.id != REMINDER_ID]
+    return tuple(item.id for item in messages if item.id) if messages else None
+
+
+def _encode_answer(answer: Response | None) -> bytes | None:
+    return None if answer is None else _encode_readable_json(answer.model_dump(mode="json", exclude_none=True))
+
+
+def _encode_ending(task: CloseInput, head: str | None) -> bytes | None:
+    """Encode the ``Response`` of an ending as JSON, for a failure with ``error_type`` and ``error``."""
+    if (closing := task.closing) is None:
         return None
-    return _encode_readable_json(build_response(task, output, output.finish).model_dump(mode="json", exclude_none=True))
+    failure = {"error_type": closing.error_type, "error": closing.error} if closing.error_type else {}
+    return _encode_readable_json({**(closing.response or {}), "head": head, **failure})
 
 
 def build_response(task: ModelInput, output: ModelOutput, finish: FinalAnswer) -> Response:
@@ -309,25 +358,19 @@ class TranscriptStage:
         self._runs = runs
         self._store_id = store_id
 
-    async def model(self, call: ModelCall, next: NextConversation) -> ModelReply:
+    async def model(
+        self, call: ModelCall, next: Callable[[ConversationCall[ModelInput]], Awaitable[ModelReply]]
+    ) -> ModelReply:
         """Give the call its conversation, and the reply its head and its commit.
 
         Raises ``StoreMismatchError``, ``TranscriptCorruptedError``.
         """
-        task = given = call.input
-        check_store_id(task, self._store_id)
-        if task.purpose == "remind":
-            return await self._run_without_node(call, next)
-        # An ending renders a typed input without the agent's code, which may be missing.
-        render = None if task.purpose == "close" else self._render
-        incoming = IncomingMessages(self._chain, self._store_id, task.agent, render)
-        earlier_run = await self._runs.get_run(task.context_id) if task.resume else None
-        if earlier_run is not None:
-            task = call.input = adopt_run_labels(task, earlier_run)
-        conversation = await self._load_conversation(call, incoming, earlier_run)
+        given, earlier_run = call.input, await self._adopt_earlier_run(call)
+        incoming = IncomingMessages(self._chain, self._store_id, call.input.agent, self._render)
+        conversation = await self._load_conversation(call, call.input.new, incoming, earlier_run)
+        conversation.branches = await resolve_branch_outcomes(self._chain, call.input.branches)
         reply = await next(conversation)
-        if task is not given:  # the run goes on with them
-            reply.output = reply.output.model_copy(update={"tenant": task.tenant, "user": task.user})
+        reply.output = _add_labels(reply.output, given, call.input)
         if reply.output.branches:
             return build_branches_reply(self._chain, self._store_id, conversation, reply, incoming.blobs)
         reply.new_withheld = _find_new_withheld(conversation, reply)
@@ -339,51 +382,109 @@ class TranscriptStage:
             *([reply.message] if reply.message else []),
             *_build_answered_results(reply),
         ]
-        blobs = [*incoming.blobs, *call.blobs]
-        nodes: list[Node] = []
-        head = conversation.head
-        if reply.rewritten_messages:
-            head = self._extend_chain(None, reply.rewritten_messages, nodes, blobs)
-        if messages:
-            head = self._extend_chain(head, messages, nodes, blobs)
+        nodes, blobs = self._extend(conversation.head, reply.rewritten_messages, messages, incoming, call)
+        head = nodes[-1].hash if nodes else conversation.head
         update = {"head": head, "store_id": self._store_id, "compact": reply.compaction_due or None}
-        reply.output = _move_large_output_to_blobs(reply.output, blobs, update)
-        run, turn = build_run_row(call, reply.output), build_turn_row(call, reply.output)
-        reply.commit = Commit(nodes, blobs, run=run, turn=turn, usage=build_usage_row(call, reply.output))
+        output = reply.output = _move_large_output_to_blobs(reply.output, blobs, update)
+        answer = None if output.finish is None else build_response(call.input, output, output.finish)
+        status: UsageStatus = "failed" if output.failed else "rejected" if output.rejected else "completed"
+        run, turn = build_run_row(call, head, answer), build_turn_row(call, head, answer)
+        reply.commit = Commit(nodes, blobs, run=run, turn=turn, usage=build_usage_row(call, status))
         return reply
 
-    async def _run_without_node(self, call: ModelCall, next: NextConversation) -> ModelReply:
-        """Run a call that adds nothing to the conversation (a reminder)."""
-        head = call.input.head
-        reply = await next(ConversationCall(**share_fields(call), head=head, prefix=await self._chain.load(head)))
-        reply.output = reply.output.model_copy(update={"head": head, "store_id": self._store_id})
+    async def compact(
+        self, call: CompactCall, next: Callable[[ConversationCall[CompactInput]], Awaitable[CompactReply]]
+    ) -> CompactReply:
+        """As :meth:`model`: without new messages, and the calls that are open stay open."""
+        given, earlier_run = call.input, await self._adopt_earlier_run(call)
+        incoming = IncomingMessages(self._chain, self._store_id)
+        conversation = await self._load_conversation(call, (), incoming, earlier_run)
+        reply = await next(conversation)
+        nodes, blobs = self._extend(conversation.head, reply.rewritten_messages, (), incoming, call)
+        head = nodes[-1].hash if nodes else conversation.head
+        reply.output = _add_labels(reply.output, given, call.input, head=head, store_id=self._store_id)
+        run = build_run_row(call, head, None)
+        reply.commit = Commit(nodes, blobs, run=run, usage=build_usage_row(call))
         return reply
+
+    async def close(
+        self, call: CloseCall, next: Callable[[ConversationCall[CloseInput]], Awaitable[None]]
+    ) -> Reply[CloseOutput]:
+        """Record an ending: it calls no model, runs no code of the agent's that may be missing, and must be possible on
+        a corrupt chain."""
+        given, earlier_run = call.input, await self._adopt_earlier_run(call)
+        incoming = IncomingMessages(self._chain, self._store_id, call.input.agent)
+        new_messages = await self._build_new_messages(call.input.new, incoming, ending=True)
+        head = _find_head(call.input, earlier_run)
+        before = await self._load_preceding_messages(head, new_messages)
+        closed = _close_open_calls(call.input, before, new_messages)
+        conversation = ConversationCall(input=call.input, head=head, new_messages=closed, **share_attempt(call))
+        await next(conversation)
+        nodes, blobs = self._extend(head, (), conversation.new_messages, incoming, call)
+        head = nodes[-1].hash if nodes else head
+        output = _add_labels(CloseOutput(), given, call.input, head=head, store_id=self._store_id)
+        run, turn = build_closed_run_row(call, head), build_closed_turn_row(call, head)
+        return Reply(output, commit=Commit(nodes, blobs, run=run, turn=turn))
+
+    async def remind(
+        self, call: RemindCall, next: Callable[[ConversationCall[RemindInput]], Awaitable[None]]
+    ) -> Reply[RemindOutput]:
+        """Give a reminder, which adds nothing to the conversation, the messages before it."""
+        check_store_id(call.input, self._store_id)
+        head = call.input.head
+        prefix = await self._chain.load(head)
+        await next(ConversationCall(input=call.input, head=head, prefix=prefix, **share_attempt(call)))
+        return Reply(RemindOutput())
+
+    async def _adopt_earlier_run(self, call: ModelCall | CompactCall | CloseCall) -> RunRow | None:
+        """Return the row of the earlier execution that the run goes on from, if any: the call then has its tenant and
+        its user. Raises ``StoreMismatchError``."""
+        check_store_id(call.input, self._store_id)
+        earlier_run = await self._runs.get_run(call.input.context_id) if call.input.resume else None
+        if earlier_run is not None:
+            adopted: Any = adopt_run_labels(call.input, earlier_run)
+            call.input = adopted
+        return earlier_run
 
     async def _load_conversation(
-        self, call: ModelCall, incoming: IncomingMessages, earlier_run: RunRow | None
-    ) -> ConversationCall:
+        self,
+        call: ModelCall | CompactCall,
+        new: Sequence[NewItem],
+        incoming: IncomingMessages,
+        earlier_run: RunRow | None,
+    ) -> ConversationCall[Any]:
         """Load the transcript up to the call's head, or that of ``earlier_run``, and build the new messages after
         it."""
-        task = call.input
-        new_messages = await self._build_new_messages(task, incoming)
-        head = task.head if earlier_run is None or earlier_run.head is None else earlier_run.head
-        if task.purpose == "close":  # an ending calls no model, and must be possible on a corrupt chain
-            before = await self._load_preceding_messages(head, new_messages)
-            return ConversationCall(
-                **share_fields(call), head=head, new_messages=_close_open_calls(task, before, new_messages)
-            )
+        new_messages = await self._build_new_messages(new, incoming)
+        head = _find_head(call.input, earlier_run)
         prefix = await self._chain.load(head)
-        if task.purpose != "compact":  # calls that are open stay open after a compaction
-            new_messages = _close_open_calls(task, prefix, new_messages)
+        if isinstance(call, ModelCall):
+            new_messages = _close_open_calls(call.input, prefix, new_messages)
         known = {blob.hash: blob.body for blob in incoming.blobs}
         return ConversationCall(
-            **share_fields(call),
+            input=call.input,
             head=head,
             prefix=prefix,
             new_messages=new_messages,
             files=await self._chain.load_files(Transcript(iter_pieces(prefix, new_messages)), known),
-            branches=await resolve_branch_outcomes(self._chain, task.branches),
+            **share_attempt(call),
         )
+
+    def _extend(
+        self,
+        head: str | None,
+        rewritten: Sequence[Message],
+        messages: Sequence[Message],
+        incoming: IncomingMessages,
+        call: Attempt,
+    ) -> tuple[list[Node], list[Blob]]:
+        """Build the nodes of ``messages`` behind ``head``, or behind the ``rewritten`` conversation, and all blobs."""
+        nodes, blobs = list[Node](), [*incoming.blobs, *call.recording.blobs]
+        if rewritten:
+            head = self._extend_chain(None, rewritten, nodes, blobs)
+        if messages:
+            self._extend_chain(head, messages, nodes, blobs)
+        return nodes, blobs
 
     def _extend_chain(self, head: str | None, messages: Sequence[Message], nodes: list[Node], blobs: list[Blob]) -> str:
         """Build the node of ``messages`` behind ``head``, and return its hash; add it to ``nodes``, its blobs to
@@ -401,14 +502,15 @@ class TranscriptStage:
         except TranscriptCorruptedError:
             return []
 
-    async def _build_new_messages(self, task: ModelInput, incoming: IncomingMessages) -> list[Message]:
+    async def _build_new_messages(
+        self, new: Sequence[NewItem], incoming: IncomingMessages, *, ending: bool = False
+    ) -> list[Message]:
         """Build messages of the new items: neighbouring results become one message, in the order of their calls."""
-        ending = task.purpose == "close"
-        keys = [item.key for item in task.new if isinstance(item, NewResult) and item.key is not None]
+        keys = [item.key for item in new if isinstance(item, NewResult) and item.key is not None]
         recorded = await self._journal.find_outcomes(keys) if keys else {}
         messages: list[Message] = []
         results: list[ToolResultPart] = []
-        for item in task.new:
+        for item in new:
             if isinstance(item, NewResult):
                 results.append(await self._build_tool_result(item, recorded, ending=ending))
                 continue
@@ -446,7 +548,7 @@ class TranscriptStage:
         text = await self._chain.resolve_blob(output.blob) if output.blob else output.content or ""
         return {"content": text, "is_error": output.is_error, "files": output.files}
 
-    def _build_system_messages(self, call: ConversationCall, reply: ModelReply) -> list[Message]:
+    def _build_system_messages(self, call: ConversationCall[ModelInput], reply: ModelReply) -> list[Message]:
         """Return the system prompt as a message if it differs from the last one in the transcript."""
         if reply.system is None:
             return []
@@ -469,7 +571,7 @@ def _build_answered_results(reply: ModelReply) -> Iterator[Message]:
         )
 
 
-def _close_open_calls(task: ModelInput, before: Sequence[Message], new_messages: list[Message]) -> list[Message]:
+def _close_open_calls(task: ConversationFacts, before: Sequence[Message], new_messages: list[Message]) -> list[Message]:
     """Return ``new_messages`` after results for the calls that are still open in the conversation ``before`` them.
 
     In the first call of a new execution, messages that are already recorded are left out.
@@ -479,7 +581,7 @@ def _close_open_calls(task: ModelInput, before: Sequence[Message], new_messages:
     return [*build_closing_messages(before, new_messages), *new_messages]
 
 
-def _find_new_withheld(call: ConversationCall, reply: ModelReply) -> list[Withheld]:
+def _find_new_withheld(call: ConversationCall[ModelInput], reply: ModelReply) -> list[Withheld]:
     """Return the content that this reply's request is the first to lack."""
     withheld = reply.message.withheld if reply.message is not None else ()
     known = {each.key for each in find_last_withheld([*call.prefix, *call.new_messages])} if withheld else ()
@@ -500,7 +602,12 @@ def format_unreadable_result(error: TranscriptCorruptedError) -> str:
     return f"[the result could not be read: {error.message}]"
 
 
-def adopt_run_labels(task: ModelInput, earlier_run: RunRow) -> ModelInput:
+AddingOutputT = TypeVar("AddingOutputT", bound=ConversationOutput)
+
+
+def adopt_run_labels(
+    task: ModelInput | CompactInput | CloseInput, earlier_run: RunRow
+) -> ModelInput | CompactInput | CloseInput:
     """Return ``task`` with the tenant and the user of its conversation, which an earlier execution has begun.
 
     Raises ``InvalidInputError`` for a run that was started for others; its ending is recorded all the same, without its
@@ -512,10 +619,24 @@ def adopt_run_labels(task: ModelInput, earlier_run: RunRow) -> ModelInput:
     try:
         check_run_labels(task.context_id, own, tenant=task.tenant, user=task.user)
     except InvalidInputError:
-        if task.purpose != "close":
+        if not isinstance(task, CloseInput):
             raise
         return task.model_copy(update={**own, "new": ()})
     return task.model_copy(update=own)
+
+
+def _add_labels(
+    output: AddingOutputT, given: ConversationFacts, task: ConversationFacts, **update: Any
+) -> AddingOutputT:
+    """Return ``output``, updated, and with the tenant and user of ``task`` if it was ``given`` without: the run goes on
+    with them."""
+    if task is not given:
+        update |= {"tenant": task.tenant, "user": task.user}
+    return output.model_copy(update=update) if update else output
+
+
+def _find_head(task: ConversationFacts, earlier_run: RunRow | None) -> str | None:
+    return task.head if earlier_run is None or earlier_run.head is None else earlier_run.head
 
 
 def check_store_id(task: CallFacts, store_id: str) -> None:
