@@ -68,7 +68,7 @@ NextT = TypeVar("NextT")
 NextResultT = TypeVar("NextResultT")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Pipeline(Generic[CallT, ResultT, InnerT, InnerResultT]):
     """Stages around a bare call, which is given an ``InnerT`` and returns an ``InnerResultT``."""
 

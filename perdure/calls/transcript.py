@@ -10,7 +10,7 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import takewhile
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
@@ -156,13 +156,12 @@ def _build_run_row(
     )
 
 
-UsageStatus = Literal["completed", "failed", "rejected"]
 _MAX_TOKENS = 2**63 - 1
 """The largest number that databases take: a provider may report any."""
 
 
-def build_usage_row(call: ModelCall | CompactCall, status: UsageStatus = "completed") -> UsageRow | None:
-    """Build the row of what the call has used; None if no model has answered."""
+def build_usage_row(call: ModelCall | CompactCall, output: ModelOutput | None = None) -> UsageRow | None:
+    """Build the row of what the call has used, of a model call with its output; None if no model has answered."""
     paid = call.recording.paid
     if not paid:
         return None
@@ -176,7 +175,7 @@ def build_usage_row(call: ModelCall | CompactCall, status: UsageStatus = "comple
         "compact" if isinstance(task, CompactInput) else "force_finish" if task.is_forced else "call",
         last.provider,
         clean_text(last.model)[:NAME_CHARS],
-        status,
+        _get_usage_status(output),
         requests=len(paid),
         **tokens,
         cost_usd=None if None in costs else sum(cost for cost in costs if cost is not None),
@@ -186,6 +185,12 @@ def build_usage_row(call: ModelCall | CompactCall, status: UsageStatus = "comple
         tenant=task.tenant,
         user=task.user,
     )
+
+
+def _get_usage_status(output: ModelOutput | None) -> str:
+    if output is not None and output.failed is not None:
+        return "failed"
+    return "rejected" if output is not None and output.rejected else "completed"
 
 
 def build_turn_row(call: ModelCall, head: str | None, answer: Response | None) -> TurnRow | None:
@@ -387,9 +392,8 @@ class TranscriptStage:
         update = {"head": head, "store_id": self._store_id, "compact": reply.compaction_due or None}
         output = reply.output = _move_large_output_to_blobs(reply.output, blobs, update)
         answer = None if output.finish is None else build_response(call.input, output, output.finish)
-        status: UsageStatus = "failed" if output.failed else "rejected" if output.rejected else "completed"
         run, turn = build_run_row(call, head, answer), build_turn_row(call, head, answer)
-        reply.commit = Commit(nodes, blobs, run=run, turn=turn, usage=build_usage_row(call, status))
+        reply.commit = Commit(nodes, blobs, run=run, turn=turn, usage=build_usage_row(call, output))
         return reply
 
     async def compact(

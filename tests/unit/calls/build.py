@@ -8,11 +8,38 @@ from functools import partial
 from typing import Any
 
 from perdure import Agent, RunContext
-from perdure.calls.call import ModelCall, ModelReply, RequestCall, ToolCall, share_fields
+from perdure.calls.agent_setup import AgentSetup
+from perdure.calls.agents import Agents
+from perdure.calls.approvals import ApprovalGate
+from perdure.calls.author_loop import AuthorLoop
+from perdure.calls.call import (
+    CloseCall,
+    CompactCall,
+    ConversationCall,
+    ModelCall,
+    ModelReply,
+    RemindCall,
+    RequestCall,
+    ToolCall,
+    share_attempt,
+)
+from perdure.calls.iteration import IterationStage, ReplyReader, RequestBuilder
+from perdure.calls.iteration_hooks import HookRunner
+from perdure.calls.step_policy import StepPolicy
 from perdure.ports import ModelRequest
 from perdure.types.messages import Message
 from perdure.types.tool_calls import ActivityCall, Call
-from perdure.types.wire import FinalAnswer, ModelInput, ModelOutput, NewMessage, ToolInput, ToolOutput
+from perdure.types.wire import (
+    CloseInput,
+    CompactInput,
+    FinalAnswer,
+    ModelInput,
+    ModelOutput,
+    NewMessage,
+    RemindInput,
+    ToolInput,
+    ToolOutput,
+)
 
 FACTS: dict[str, Any] = {
     "agent": "a",
@@ -28,16 +55,46 @@ def model_call(message: str = "hi", owner: str = "run/1/1", **more: Any) -> Mode
     return ModelCall(ModelInput(**{**FACTS, "new": (NewMessage(content=message),), **more}), owner=owner)
 
 
-def request_call(call: ModelCall, agent: Agent, request: ModelRequest | None = None, **more: Any) -> RequestCall:
+def compact_call(owner: str = "run/1/1", **more: Any) -> CompactCall:
+    return CompactCall(CompactInput(**{**FACTS, **more}), owner=owner)
+
+
+def close_call(message: str = "hi", owner: str = "run/1/1", **more: Any) -> CloseCall:
+    return CloseCall(CloseInput(**{**FACTS, "new": (NewMessage(content=message),), **more}), owner=owner)
+
+
+def remind_call(owner: str = "run/1/1", **more: Any) -> RemindCall:
+    return RemindCall(RemindInput(**{**FACTS, **more}), owner=owner)
+
+
+def conversation_call(call: Any, **more: Any) -> ConversationCall[Any]:
+    """``call`` with a conversation."""
+    return ConversationCall(input=call.input, **share_attempt(call), **more)
+
+
+def request_call(
+    call: ModelCall | CompactCall, agent: Agent, request: ModelRequest | None = None, **more: Any
+) -> RequestCall:
     """``call`` with a request to ``agent``."""
     request = request or ModelRequest(model="m", messages=[])
-    return RequestCall(**share_fields(call), agent=agent, run_context=RunContext(), request=request, **more)
+    facts = share_attempt(call)
+    return RequestCall(input=call.input, agent=agent, run_context=RunContext(), request=request, **facts, **more)
+
+
+def iteration_stage(agent: Agent, author: AuthorLoop, **more: Any) -> IterationStage:
+    """The stage of a worker that serves ``agent`` alone."""
+    agents, hooks = Agents([agent]), HookRunner(author, None)
+    setup = AgentSetup(agents, author, hooks, **more)
+    replies = ReplyReader(author, ApprovalGate(author, agents.find))
+    return IterationStage(setup, hooks, StepPolicy(author, agents, hooks), RequestBuilder(author), replies, author)
 
 
 def compose(stages: Sequence[Any], call: Any, kind: str = "model") -> Any:
-    """``call`` with any stages of a model call around it, which need not fit together as those of a worker do."""
+    """``call`` with any stages of a call around it, which need not fit together as those of a worker do: of each the
+    method ``kind``, or the one that calls of several kinds have."""
     for stage in reversed(stages):
-        call = partial(getattr(stage, kind), next=call)
+        method = next(getattr(stage, name) for name in (kind, "step", "request") if hasattr(stage, name))
+        call = partial(method, next=call)
     return call
 
 
@@ -50,6 +107,10 @@ def reply(text: str = "Done.", *calls: Call, system: str | None = None, **more: 
     finish = None if calls else FinalAnswer(content=text)
     output = ModelOutput(head="", store_id="", text=text, calls=calls, finish=finish, **more)
     return ModelReply(output, Message.assistant(text), system)
+
+
+def output(text: str = "Done.", *calls: Call, **more: Any) -> ModelOutput:
+    return reply(text, *calls, **more).output
 
 
 def inline(id: str = "c1", name: str = "look", **more: Any) -> Call:
@@ -81,4 +142,6 @@ class Inner:
             raise answer
         if isinstance(answer, str) and isinstance(call, ToolCall):
             return ToolOutput(key=call.key, content=answer)
+        if isinstance(answer, str) and isinstance(call, RequestCall):
+            return Message.assistant(answer)
         return reply(answer) if isinstance(answer, str) else answer

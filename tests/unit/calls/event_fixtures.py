@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
-from perdure.calls.call import ModelCall, ModelReply, ToolCall
+from perdure.calls.call import CloseCall, CompactCall, CompactReply, ModelCall, ModelReply, RemindCall, ToolCall
 from perdure.calls.event_feed import EventsStage, FailuresStage
 from perdure.calls.journal import JournalStage
 from perdure.calls.transcript import TranscriptStage
@@ -13,7 +13,7 @@ from perdure.ports import EventLog, StreamEvent
 from perdure.store import Chain
 from perdure.testing.store import MemoryStore
 from perdure.types.events import Event, decode_event
-from perdure.types.wire import ToolOutput
+from perdure.types.wire import CloseOutput, CompactOutput, ModelOutput, RemindOutput, ToolOutput
 from tests.unit.calls.build import compose
 
 ASKED_AT = "2026-01-01T00:00:00.000000"
@@ -53,12 +53,12 @@ class Model:
         self._script = script
 
     async def __call__(self, call: ModelCall) -> ModelReply:
-        call.report_model("scripted:one")
+        call.feed.report_model("scripted:one")
         for step in self._script:
             if callable(step):
                 await step(call)
             else:
-                call.emit(step)
+                call.feed.emit(step)
         if isinstance(self._answer, BaseException):
             raise self._answer
         return self._answer
@@ -75,10 +75,21 @@ class Stages:
         ]
         self._transcript = TranscriptStage(Chain(store), store, store, store.store_id)
 
-    async def model(self, call: ModelCall, inner: Callable[[ModelCall], Awaitable[ModelReply]]) -> ModelReply:
+    async def model(self, call: ModelCall, inner: Callable[[Any], Awaitable[ModelReply]]) -> ModelOutput:
+        return cast(ModelOutput, await self._run("model", call, inner))
+
+    async def compact(self, call: CompactCall, inner: Callable[[Any], Awaitable[CompactReply]]) -> CompactOutput:
+        return cast(CompactOutput, await self._run("compact", call, inner))
+
+    async def close(self, call: CloseCall, inner: Callable[[Any], Awaitable[None]]) -> CloseOutput:
+        return cast(CloseOutput, await self._run("close", call, inner))
+
+    async def remind(self, call: RemindCall, inner: Callable[[Any], Awaitable[None]]) -> RemindOutput:
+        return cast(RemindOutput, await self._run("remind", call, inner))
+
+    async def _run(self, kind: str, call: Any, inner: Callable[[Any], Awaitable[Any]]) -> Any:
         call.asked_at = call.asked_at or ASKED_AT
-        result: ModelReply = await compose([*self._stages, self._transcript], inner)(call)
-        return result
+        return await compose([*self._stages, self._transcript], inner, kind)(call)
 
     async def tool(self, call: ToolCall, inner: Callable[[ToolCall], Awaitable[ToolOutput]]) -> ToolOutput:
         call.asked_at = call.asked_at or ASKED_AT

@@ -10,7 +10,7 @@ import pytest
 from perdure.calls.call import CollectCall, ModelCall, ModelReply, ToolCall
 from perdure.calls.collect import CollectActivity
 from perdure.calls.journal import JournalStage
-from perdure.calls.journal_keys import build_model_key
+from perdure.calls.journal_keys import build_step_key
 from perdure.errors import StoreError, StoreMismatchError
 from perdure.ports import Commit, Outcome
 from perdure.testing import MemoryStore
@@ -109,7 +109,7 @@ async def test_a_reply_is_returned_with_the_outcomes_of_its_inline_calls() -> No
     calls = tuple(Call(id=f"call_{n}", name="pay", arguments={"n": n}, disposition=inline) for n in (1, 2, 3))
     output = ModelOutput(head="head", text="Paying.", calls=calls)
     body = output.model_dump_json(exclude_none=True).encode()
-    await store.commit(Commit(outcome=Outcome(build_model_key(MODEL), "model", body)))
+    await store.commit(Commit(outcome=Outcome(build_step_key(MODEL), "model", body)))
     await JournalStage(store).tool(ToolCall(TOOL, owner="run/1/1/call_1"), Tool())
     second_task = TOOL.model_copy(update={"op": 3, "call_id": "call_2", "arguments": {"n": 2}})
     await store.claim(ToolCall(second_task).key, "lost")
@@ -145,9 +145,9 @@ async def test_a_model_call_that_was_given_up_cannot_record_its_reply() -> None:
         Model("Late.", partial(collect, store, model=MODEL)),
     )
     with pytest.raises(StoreError, match="given up"):
-        await JournalStage(store).model(late, model)
+        await JournalStage(store).step(late, model)
     with pytest.raises(StoreError, match="given up"):
-        await JournalStage(store).model(late, Model("Later."))
+        await JournalStage(store).step(late, Model("Later."))
     assert (await collect(store, model=MODEL, attempt=2)).model is None
 
 
@@ -157,7 +157,7 @@ async def test_a_model_call_that_is_made_again_after_it_was_given_up_is_recorded
     await collect(store, model=MODEL)
     again = ModelCall(MODEL, owner="reset/1/1", asked_at=AFTER)
     for text in ("Again.", "Never."):
-        assert (await JournalStage(store).model(again, Model(text))).output.text == "Again."
+        assert (await JournalStage(store).step(again, Model(text))).text == "Again."
 
 
 async def test_another_store_is_refused() -> None:

@@ -14,7 +14,6 @@ from perdure import Agent, RunContext, ToolContext, tool
 from perdure.calls.agents import Agents
 from perdure.calls.author_loop import AuthorLoop
 from perdure.calls.call import ConversationCall, ModelReply
-from perdure.calls.iteration import IterationStage
 from perdure.calls.model import ModelActivity
 from perdure.calls.run_context import MemoryFactory
 from perdure.calls.tool import ToolActivity
@@ -25,7 +24,7 @@ from perdure.types.messages import Message
 from perdure.types.tool_calls import RefusedCall
 from perdure.types.wire import ModelInput, ToolOutput
 from tests.support.wait import eventually
-from tests.unit.calls.build import FACTS, tool_call
+from tests.unit.calls.build import FACTS, iteration_stage, tool_call
 
 SAID = [Message.user("Go.")]
 
@@ -60,15 +59,15 @@ class Host:
         agents = Agents([agent])
         self._tool = ToolActivity(agents, author, lambda: resources, memory=memory)
         self._model = ModelActivity(lambda agent: agent.provider, lambda *_: None)  # type: ignore[arg-type,return-value]
-        self._iteration = IterationStage(agents, author, resources=lambda: resources, memory=memory)
+        self._iteration = iteration_stage(agent, author, resources=lambda: resources, memory=memory)
 
     async def tool(self, name: str, context: Any = None, **arguments: Any) -> tuple[ToolOutput, list[MemoryWrite]]:
         made = tool_call(name=name, arguments=arguments, context=context)
-        return await self._tool.call(made), made.memory_writes
+        return await self._tool.call(made), made.recording.memory_writes
 
     async def model(self, fresh: Any = SAID, **more: Any) -> tuple[ModelReply, list[MemoryWrite]]:
-        made = ConversationCall(ModelInput(**{**FACTS, **more}), new_messages=fresh)
-        return await self._iteration.model(made, self._model.call), made.memory_writes
+        made = ConversationCall(input=ModelInput(**{**FACTS, **more}), new_messages=fresh)
+        return await self._iteration.model(made, self._model.call), made.recording.memory_writes
 
 
 # --- memory

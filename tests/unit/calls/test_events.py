@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from perdure.calls import event_feed
-from perdure.calls.call import ModelCall
+from perdure.calls.call import CloseCall, ModelCall
 from perdure.calls.event_feed import BatchWriter, WriteClock
 from perdure.errors import AuthenticationError, RateLimitError, StoreError, StoreMismatchError, TranscriptCorruptedError
 from perdure.ports import Completed, EventBatch, Restarted, StreamEvent, TextDelta, ThinkingDelta, ToolCallDelta
@@ -29,7 +29,7 @@ from perdure.types.limits import LimitUse
 from perdure.types.tool_calls import Call, RefusedCall
 from perdure.types.wire import NewMessage, NewResult, RunEnding
 from tests.support.wait import eventually
-from tests.unit.calls.build import model_call, reply
+from tests.unit.calls.build import Inner, close_call, model_call, reply
 from tests.unit.calls.event_fixtures import NEXT, Model, Stages, Step, events, shown, until
 
 LIMIT = LimitUse(name="max_iterations", scope="turn", used=3, allowed=3)
@@ -181,7 +181,7 @@ async def test_a_store_that_fails_is_not_asked_with_each_piece(
     async def wait(call: ModelCall) -> None:
         await eventually(lambda: tries)
         for _ in range(10):  # pieces, each later than the one before
-            call.emit(TextDelta("more"))
+            call.feed.emit(TextDelta("more"))
             await asyncio.sleep(0.005)
 
     await Stages(store).model(model_call(), Model(reply("Done."), TextDelta("Do"), wait))
@@ -286,7 +286,7 @@ async def test_what_a_lost_worker_streamed_is_taken_back_by_the_next(store: Memo
     again.attempt = 2
     await stages.model(again, Model(reply("Done."), TextDelta("Whole"), written(store, "Whole")))
     gate.set()
-    assert (await slow).output.text == "Done."
+    assert (await slow).text == "Done."
     told = await events(store)
     assert shown(told)[4:] == ["model.retracted WorkerLost", "model.started", *ENDED]
 
@@ -356,7 +356,7 @@ async def test_a_session_waits_after_its_answer(store: MemoryStore) -> None:
 
 async def test_an_answer_at_the_limit(store: MemoryStore) -> None:
     order = NewMessage(content="Finish.", id="perdure:reminder")
-    call = model_call(purpose="force_finish", iteration=4, new=(order,), limit=LIMIT)
+    call = model_call(iteration=4, new=(order,), limit=LIMIT)
     await Stages(store).model(call, Model(reply("Done.")))
     told = await events(store)
     assert [event.type for event in told] == ["limit", "model.started", "model.completed", "turn"]
@@ -368,15 +368,15 @@ async def test_an_answer_at_the_limit(store: MemoryStore) -> None:
 # --- endings
 
 
-def ending(**given: Any) -> ModelCall:
-    call = model_call(op=5, purpose="close", new=given.pop("new", ()), iteration=1, closing=RunEnding(**given))
+def ending(**given: Any) -> CloseCall:
+    call = close_call(op=5, new=given.pop("new", ()), iteration=1, closing=RunEnding(**given))
     call.asked_at = NEXT
     return call
 
 
 async def test_an_ending_tells_how_turn_and_run_ended(store: MemoryStore) -> None:
     failure = {"error_type": "AuthenticationError", "error": "no key", "response": {"iterations": 0}}
-    await Stages(store).model(ending(status="failed", new=(NewMessage(content="hi"),), **failure), Model(reply("")))
+    await Stages(store).close(ending(status="failed", new=(NewMessage(content="hi"),), **failure), Inner(None))
     told = await events(store)
     assert shown(told) == [*BEGUN, "turn failed AuthenticationError", "run failed AuthenticationError"]
 
@@ -385,25 +385,25 @@ async def test_a_session_that_is_closed_says_nothing_of_its_last_turn_again(stor
     stages = Stages(store)
     await stages.model(model_call(mode="session"), Model(reply("Done.")))
     response = {"content": "Done.", "iterations": 1, "finish_reason": "stop"}
-    await stages.model(ending(status="completed", response=response), Model(reply("")))
+    await stages.close(ending(status="completed", response=response), Inner(None))
     assert shown(await events(store))[-3:] == ["turn completed Done.", "run waiting", "run completed"]
 
 
 async def test_a_stopped_turn_ends_and_the_session_waits(store: MemoryStore) -> None:
     response = {"iterations": 0, "finish_reason": "interrupted"}
     closing = ending(status="waiting", turn="completed", response=response, new=(NewMessage(content="hi"),))
-    await Stages(store).model(closing, Model(reply("")))
+    await Stages(store).close(closing, Inner(None))
     assert shown(await events(store)) == [*BEGUN, "turn completed", "run waiting"]
 
 
 async def test_a_part_of_what_was_said_ends_nothing(store: MemoryStore) -> None:
-    await Stages(store).model(ending(status="waiting", new=(NewMessage(content="hi"),)), Model(reply("")))
+    await Stages(store).close(ending(status="waiting", new=(NewMessage(content="hi"),)), Inner(None))
     assert shown(await events(store)) == BEGUN
 
 
 async def test_the_limit_that_a_run_fails_with(store: MemoryStore) -> None:
     failure = {"error_type": "MaxIterationsError", "error": "too many", "response": {"iterations": 3}, "limit": LIMIT}
-    await Stages(store).model(ending(status="failed", **failure), Model(reply("")))
+    await Stages(store).close(ending(status="failed", **failure), Inner(None))
     assert [event.type for event in await events(store)] == ["run", "turn", "limit", "turn", "run"]
 
 

@@ -18,7 +18,7 @@ from perdure.types.events import ErrorEvent, ToolCompleted, ToolProgress, ToolSt
 from perdure.types.messages import INLINE_BYTES
 from perdure.types.tool_calls import ActivityCall, Call, Question
 from perdure.types.wire import NewResult, ToolOutput
-from tests.unit.calls.build import Inner, compose, inline, model_call, reply, tool_call
+from tests.unit.calls.build import Inner, compose, inline, model_call, remind_call, reply, tool_call
 from tests.unit.calls.event_fixtures import ASKED_AT, NEXT, Model, Stages, events, shown, until
 
 
@@ -81,7 +81,7 @@ async def test_a_result_is_told_once_by_whoever_says_it_first(store: MemoryStore
     """The loop closes a call that was interrupted; its worker had recorded its outcome all the same."""
     stages = Stages(store)
     asked = Call(id="c1", name="pay", arguments={}, disposition=ActivityCall(timeout=60))
-    head = (await stages.model(model_call(), Model(reply("", asked)))).output.head
+    head = (await stages.model(model_call(), Model(reply("", asked)))).head
     await stages.tool(tool_call(head=head), Inner("paid"))
     stopped = NewResult(call_id="c1", name="pay", text="Interrupted", is_error=True)
     again = model_call(op=9, iteration=2, head=head, new=(stopped,))
@@ -94,7 +94,7 @@ async def test_a_result_is_told_once_by_whoever_says_it_first(store: MemoryStore
 @pytest.mark.usefixtures("quick")
 async def test_progress_is_there_while_the_tool_runs(store: MemoryStore) -> None:
     async def work(call: ToolCall) -> ToolOutput:
-        await asyncio.to_thread(call.report_progress, "half", {"done": 1})
+        await asyncio.to_thread(call.feed.report_progress, "half", {"done": 1})
         said = await until(store, "tool.progress")
         assert isinstance(said, ToolProgress)
         assert (said.message, said.data, said.call_id, said.name) == ("half", {"done": 1}, "c1", "pay")
@@ -107,7 +107,7 @@ async def test_progress_is_there_while_the_tool_runs(store: MemoryStore) -> None
 async def test_a_quick_tool_says_its_last_word_with_its_outcome(store: MemoryStore) -> None:
     async def work(call: ToolCall) -> ToolOutput:
         for n in range(1000):
-            call.report_progress(str(n), None)
+            call.feed.report_progress(str(n), None)
         return ToolOutput(key=call.key, content="paid")
 
     await Stages(store).tool(tool_call(), work)
@@ -121,7 +121,7 @@ async def test_progress_that_cannot_be_kept_is_refused(store: MemoryStore, data:
 
     async def work(call: ToolCall) -> ToolOutput:
         with pytest.raises(ValueError, match=r"progress|depth"):
-            call.report_progress("half", data)
+            call.feed.report_progress("half", data)
         return ToolOutput(key=call.key, content="paid")
 
     await Stages(store).tool(tool_call(), work)
@@ -132,7 +132,7 @@ async def test_what_is_said_after_the_end_is_dropped(store: MemoryStore) -> None
     said: list[Any] = []
 
     async def work(call: ToolCall) -> ToolOutput:
-        said.append(call.report_progress)
+        said.append(call.feed.report_progress)
         return ToolOutput(key=call.key, content="paid")
 
     await Stages(store).tool(tool_call(), work)
@@ -151,7 +151,7 @@ async def test_a_tool_call_that_could_not_begin_says_why(store: MemoryStore) -> 
 
 async def test_a_reminder_that_fails_makes_no_tool_late(store: MemoryStore) -> None:
     """It is scheduled while the tool runs; the tool asks after it."""
-    reminder = replace(model_call(purpose="remind"), asked_at=NEXT)
+    reminder = replace(remind_call(), asked_at=NEXT)
     with pytest.raises(AgentNotFoundError):
         await compose([FailuresStage(store)], Inner(AgentNotFoundError("who?")))(reminder)
 
@@ -167,7 +167,7 @@ async def test_an_inline_tool_is_told_behind_its_reply(store: MemoryStore) -> No
     stages = Stages(store)
 
     async def work(call: ToolCall) -> ToolOutput:
-        call.report_progress("looking", None)
+        call.feed.report_progress("looking", None)
         await until(store, "tool.progress")
         return ToolOutput(key=call.key, content="seen")
 

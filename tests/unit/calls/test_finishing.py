@@ -60,10 +60,9 @@ async def read(author: AuthorLoop, said: Any, validator: Any = None, **more: Any
     """What the loop is told of a reply."""
     agent = Agent("a", "openai:gpt-5", output_validators=[validator] if validator else [], tools=[pay], **more)
     message = Message.assistant(said) if isinstance(said, str) else Message(role="assistant", parts=(said,))
-    made = model_call()
     told: RunContext[Any] = RunContext()
     epilogue = ReplyReader(author, ApprovalGate(author, {agent.name: agent}.get))
-    return await epilogue.build_output(agent, made, message, told)
+    return await epilogue.build_output(agent, model_call().input, message, told)
 
 
 def refuse(output: Any) -> Any:

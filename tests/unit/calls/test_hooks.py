@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from perdure import Agent, HookSet, hook, remote_tool, tool
-from perdure.calls.model_hooks import HookStage
+from perdure.calls.model_hooks import ModelHookStage
 from perdure.errors import HookError
 from perdure.hooks import Hook
 from perdure.ports import ModelRequest
@@ -28,9 +28,9 @@ async def asked(agent: Agent, *hooks: Hook) -> ModelRequest:
     async def run(name: str, fn: Any, *args: Any) -> Any:
         return fn(*args)
 
-    stage = HookStage(run, HookSet(hooks))  # type: ignore[arg-type]
-    inner = Inner("Done.")
-    await stage.model(request_call(model_call(), agent, asking), inner)
+    stage = ModelHookStage(run, HookSet(hooks))  # type: ignore[arg-type]
+    inner = Inner(Message.assistant("Done."))
+    await stage.request(request_call(model_call(), agent, asking), inner)
     request: ModelRequest = inner.calls[0].request
     return request
 

@@ -15,10 +15,11 @@ from perdure.loop.apply import apply_model
 from perdure.loop.decide import CallModel
 from perdure.ports import MemoryWrite
 from perdure.testing.store import MemoryStore
+from perdure.types.limits import LimitUse
 from perdure.types.plain_json import measure_json
 from perdure.types.tool_calls import ActivityCall, Call, InlineCall, Question
 from perdure.types.wire import OUTPUT_BYTES, ToolInput, ToolOutput
-from tests.unit.calls.build import FACTS, Inner, compose, inline, model_call, reply
+from tests.unit.calls.build import FACTS, Inner, compose, inline, model_call, output
 from tests.unit.loop.build import opened
 
 
@@ -41,9 +42,9 @@ def through(store: MemoryStore, inner: Any) -> Any:
 async def test_inline_calls_are_replaced_by_their_outcomes_and_others_stay(store: MemoryStore) -> None:
     usual = Call(id="c2", name="pay", arguments={}, disposition=ActivityCall(timeout=60))
     stage = InlineStage(through(store, Inner("one", "two")))
-    answer = await stage.model(model_call(), Inner(reply("", inline("c1"), usual, inline("c3"))))
-    assert kinds(answer.output.calls) == ["inline", "activity", "inline"]
-    first, _, third = (call.disposition for call in answer.output.calls)
+    answer = await stage.model(model_call(), Inner(output("", inline("c1"), usual, inline("c3"))))
+    assert kinds(answer.calls) == ["inline", "activity", "inline"]
+    first, _, third = (call.disposition for call in answer.calls)
     assert isinstance(first, InlineCall)
     assert isinstance(third, InlineCall)
     assert (first.content, third.content) == ("one", "two")
@@ -53,16 +54,16 @@ async def test_inline_calls_are_replaced_by_their_outcomes_and_others_stay(store
 async def test_a_retry_finds_each_of_them(store: MemoryStore) -> None:
     inner = Inner("one", "two", "three")
     stage = InlineStage(through(store, inner))
-    asked = Inner(reply("", inline("c1"), inline("c2")))
+    asked = Inner(output("", inline("c1"), inline("c2")))
     first = await stage.model(model_call(), asked)
     again = await stage.model(model_call(owner="run/1/2"), asked)
-    assert again.output.calls == first.output.calls
+    assert again.calls == first.calls
     assert len(inner.calls) == 2
 
 
 async def test_what_the_tool_is_told(store: MemoryStore) -> None:
     inner = Inner("one")
-    await InlineStage(inner).model(model_call(op=4, iteration=3), Inner(reply("", inline("c9", idempotent=True))))
+    await InlineStage(inner).model(model_call(op=4, iteration=3), Inner(output("", inline("c9", idempotent=True))))
     seen: ToolCall = inner.calls[0]
     assert seen.input.call_id == "c9"
     assert seen.input.iteration == 3
@@ -80,8 +81,8 @@ async def test_what_has_not_begun_within_the_budget_becomes_an_ordinary_call(sto
         return ToolOutput(key=call.key, content="done")
 
     stage = InlineStage(slow, clock)
-    answer = await stage.model(model_call(), Inner(reply("", *(inline(f"c{n}") for n in range(4)))))
-    assert kinds(answer.output.calls) == ["inline", "inline", "activity", "activity"]
+    answer = await stage.model(model_call(), Inner(output("", *(inline(f"c{n}") for n in range(4)))))
+    assert kinds(answer.calls) == ["inline", "inline", "activity", "activity"]
 
 
 async def test_a_cancellation_between_two_tools_starts_no_further_one(store: MemoryStore) -> None:
@@ -97,11 +98,11 @@ async def test_a_cancellation_between_two_tools_starts_no_further_one(store: Mem
         raise AssertionError
 
     stage = InlineStage(through(store, cancelled))
-    running = asyncio.ensure_future(stage.model(model_call(), Inner(reply("", inline("c1"), inline("c2")))))
+    running = asyncio.ensure_future(stage.model(model_call(), Inner(output("", inline("c1"), inline("c2")))))
     await begun.wait()
     running.cancel()
     answer = await running
-    assert kinds(answer.output.calls) == ["inline", "activity"]
+    assert kinds(answer.calls) == ["inline", "activity"]
     assert len(store.journal) == 1
 
 
@@ -113,15 +114,15 @@ async def test_a_worker_that_stops_in_the_middle_hands_the_rest_over_and_nothing
     inner = Inner("one", gate=gate)
     stage = InlineStage(through(store, inner))
     task = model_call(op=5)
-    running = asyncio.ensure_future(stage.model(task, Inner(reply("", inline("c1"), inline("c2")))))
+    running = asyncio.ensure_future(stage.model(task, Inner(output("", inline("c1"), inline("c2")))))
     await inner.entered.wait()
     running.cancel()
     answer = await running
-    assert kinds(answer.output.calls) == ["activity", "activity"]
+    assert kinds(answer.calls) == ["activity", "activity"]
 
     state = opened(agent="a")
     state.op = 5
-    apply_model(state, CallModel((), 0), answer.output)
+    apply_model(state, CallModel((), 0), answer)
     later = Inner("again")
     outputs = [await through(store, later)(as_activity(pending)) for pending in state.calls]
     assert [output.status for output in outputs] == ["unknown", "done"]
@@ -138,14 +139,14 @@ def as_activity(pending: Any) -> ToolCall:
 async def test_an_error_of_the_engine_is_no_result(store: MemoryStore) -> None:
     stage = InlineStage(Inner(RuntimeError("bug")))
     with pytest.raises(RuntimeError, match="bug"):
-        await stage.model(model_call(), Inner(reply("", inline("c1"))))
+        await stage.model(model_call(), Inner(output("", inline("c1"))))
 
 
 async def test_results_that_are_too_large_together_are_there_by_key_alone(store: MemoryStore) -> None:
     text = "x" * (OUTPUT_BYTES // 3)
     stage = InlineStage(through(store, Inner(text)))
-    answer = await stage.model(model_call(), Inner(reply("", *(inline(f"c{n}") for n in range(5)))))
-    dispositions = [call.disposition for call in answer.output.calls]
+    answer = await stage.model(model_call(), Inner(output("", *(inline(f"c{n}") for n in range(5)))))
+    dispositions = [call.disposition for call in answer.calls]
     contents = [how.content for how in dispositions if isinstance(how, InlineCall)]
     assert len(contents) == 5
     assert contents[0] is not None or OUTPUT_BYTES // 3 > 32 * 1024  # then each is a blob
@@ -156,21 +157,23 @@ async def test_results_that_are_too_large_together_are_there_by_key_alone(store:
 
 async def test_24_cyrillic_results_of_16_k_fit_into_history_as_they_are_escaped_there(store: MemoryStore) -> None:
     stage = InlineStage(through(store, Inner(*["ж" * 16_000] * 24)))
-    answer = await stage.model(model_call(), Inner(reply("", *(inline(f"c{n}") for n in range(24)))))
-    assert kinds(answer.output.calls) == ["inline"] * 24
-    assert measure_json(answer.output.model_dump(mode="json", exclude_none=True)) < OUTPUT_BYTES * 1.1
+    answer = await stage.model(model_call(), Inner(output("", *(inline(f"c{n}") for n in range(24)))))
+    assert kinds(answer.calls) == ["inline"] * 24
+    assert measure_json(answer.model_dump(mode="json", exclude_none=True)) < OUTPUT_BYTES * 1.1
 
 
 async def test_a_reply_without_inline_calls_is_passed_on(store: MemoryStore) -> None:
-    answer = reply("text")
+    answer = output("text")
     assert await InlineStage(Inner("never")).model(model_call(), Inner(answer)) is answer
 
 
 async def test_a_reply_that_was_to_finish_runs_nothing() -> None:
     """The loop tells the model that its calls were not run."""
     tool = Inner("never")
-    answer = await InlineStage(tool).model(model_call(purpose="force_finish"), Inner(reply("", inline("c1"))))
-    assert kinds(answer.output.calls) == ["activity"]
+    answer = await InlineStage(tool).model(
+        model_call(limit=LimitUse(name="iterations", scope="turn", allowed=1, used=1)), Inner(output("", inline("c1")))
+    )
+    assert kinds(answer.calls) == ["activity"]
     assert tool.calls == []
 
 
@@ -183,14 +186,14 @@ async def test_one_that_asks_becomes_a_call_that_finds_its_question(store: Memor
         return ToolOutput(key=call.key, status="asking", question=Question(text="Sure?"))
 
     stage = InlineStage(through(store, asks))
-    answer = await stage.model(model_call(op=5), Inner(reply("", inline("c1"))))
-    (how,) = (call.disposition for call in answer.output.calls)
+    answer = await stage.model(model_call(op=5), Inner(output("", inline("c1"))))
+    (how,) = (call.disposition for call in answer.calls)
     assert isinstance(how, ActivityCall)
     assert not how.inline
 
     state = opened(agent="a")
     state.op = 5
-    apply_model(state, CallModel((), 0), answer.output)
-    output = await through(store, asks)(as_activity(state.calls[0]))
-    assert (output.status, output.question, len(ran)) == ("asking", Question(text="Sure?"), 1)
+    apply_model(state, CallModel((), 0), answer)
+    asked = await through(store, asks)(as_activity(state.calls[0]))
+    assert (asked.status, asked.question, len(ran)) == ("asking", Question(text="Sure?"), 1)
     assert await store.recall("n", "k") is None

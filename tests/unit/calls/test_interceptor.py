@@ -13,19 +13,9 @@ from temporalio.testing import ActivityEnvironment
 from temporalio.worker import ActivityInboundInterceptor, ExecuteActivityInput
 
 from perdure import Agent
-from perdure.calls.call import (
-    ConversationCall,
-    ModelCall,
-    ModelReply,
-    NextConversation,
-    NextModel,
-    NextRequest,
-    NextTool,
-    Stages,
-    ToolCall,
-    share_fields,
-)
+from perdure.calls.call import ModelCall, NextRequest, NextTool, RequestCall, ToolCall
 from perdure.calls.interceptor import StageInterceptor
+from perdure.calls.pipeline import Pipeline, Pipelines
 from perdure.calls.retries import FAILURE_CHARS, SILENT_ATTEMPTS, TOOLSET_ATTEMPTS, UNEXPECTED_ATTEMPTS, BudgetStage
 from perdure.errors import (
     AgentNotFoundError,
@@ -37,8 +27,8 @@ from perdure.errors import (
     TranscriptCorruptedError,
 )
 from perdure.types.limits import Limits
-from perdure.types.wire import ToolOutput
-from tests.unit.calls.build import FACTS, Inner, reply, request_call
+from perdure.types.wire import FinalAnswer, ModelOutput, ToolOutput
+from tests.unit.calls.build import FACTS, Inner, request_call
 
 MODEL = {**FACTS, "new": [{"kind": "message", "content": "hi"}]}
 TOOL = {**FACTS, "call_id": "c1", "name": "pay", "arguments": {"amount": 3}}
@@ -68,7 +58,7 @@ class Named:
     def __init__(self, name: str, seen: list[str]) -> None:
         self.name, self.seen = name, seen
 
-    async def model(self, call: ModelCall, next: NextModel) -> ModelReply:
+    async def step(self, call: Any, next: Any) -> Any:
         self.seen.append(self.name)
         return await next(call)
 
@@ -77,18 +67,10 @@ class Named:
         return await next(call)
 
 
-class Loads:
-    """Stands where the conversation is loaded."""
-
-    async def model(self, call: ModelCall, next: NextConversation) -> ModelReply:
-        return await next(ConversationCall(**share_fields(call)))
-
-
-class Requests:
-    """Stands where the request is made."""
-
-    async def model(self, call: ConversationCall, next: NextRequest) -> ModelReply:
-        return await next(request_call(call, Agent("a", "openai:gpt-5")))
+async def make_request(call: ModelCall, next: NextRequest) -> ModelOutput:
+    """Stands where the conversation is loaded, and the request made."""
+    message = await next(request_call(call, Agent("a", "openai:gpt-5")))
+    return ModelOutput(finish=FinalAnswer(content=message.text))
 
 
 async def execute(
@@ -108,16 +90,20 @@ async def execute(
         info["heartbeat_details"] = list(kept)
         env.on_heartbeat = lambda *details: kept.__setitem__(slice(None), details)
     env.info = replace(env.info, activity_type=type, **info)
-    around = Stages(stages, Loads(), Requests(), of_request, stages)
-    chain = StageInterceptor(lambda: around, lambda given: given is ours).intercept_activity(Bare(inner))
+    model: Any = Pipeline((*[stage.step for stage in stages], make_request, *[stage.request for stage in of_request]))
+    tool: Any = Pipeline(tuple(stage.tool for stage in stages))
+    none: Any = Pipeline()
+    chain = StageInterceptor(
+        lambda: Pipelines(model, none, none, none, tool), lambda given: given is ours
+    ).intercept_activity(Bare(inner))
     return await env.run(chain.execute_activity, ExecuteActivityInput(fn=fn, args=args, executor=None, headers={}))
 
 
 async def test_a_model_call_is_parsed_and_its_output_is_plain_json() -> None:
-    inner = Inner(reply("Hello."))
+    inner = Inner("Hello.")
     output = await execute(inner, [MODEL], attempt=3, activity_id="7", workflow_run_id="r")
     call = inner.calls[0]
-    assert isinstance(call, ModelCall)
+    assert isinstance(call, RequestCall)
     assert (call.owner, call.attempt, call.input.agent) == ("r/7/3", 3, "a")
     assert output["finish"] == {"content": "Hello.", "called": False}
     assert "blob" not in output

@@ -12,7 +12,7 @@ import pytest
 from perdure.calls import journal
 from perdure.calls.call import ToolCall
 from perdure.calls.journal import JournalStage
-from perdure.calls.journal_keys import build_model_key
+from perdure.calls.journal_keys import build_step_key
 from perdure.errors import ProviderServerError, StoreError, StoreVersionError, TranscriptCorruptedError
 from perdure.ports import Claim, Commit, Outcome
 from perdure.store.cache import CachedJournal
@@ -46,17 +46,16 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def test_a_recorded_model_call_is_not_made_again(store: MemoryStore) -> None:
     stage, inner = JournalStage(store), Inner(reply("first", model="m"), reply("second"))
-    first = await stage.model(model_call(), inner)
-    again = await stage.model(model_call(owner="run/1/2"), inner)
+    first = await stage.step(model_call(), inner)
+    again = await stage.step(model_call(owner="run/1/2"), inner)
     assert len(inner.calls) == 1
-    assert again.output == first.output
-    assert again.message is None
+    assert again == first
 
 
 async def test_another_call_has_another_key(store: MemoryStore) -> None:
     stage, inner = JournalStage(store), Inner("answer")
     for call in (model_call(), model_call("ho"), model_call(op=7), model_call(head="h"), model_call(scope="other")):
-        await stage.model(call, inner)
+        await stage.step(call, inner)
     assert len(inner.calls) == 5
     assert len(store.journal) == 5
 
@@ -64,10 +63,10 @@ async def test_another_call_has_another_key(store: MemoryStore) -> None:
 async def test_a_failed_model_call_leaves_nothing(store: MemoryStore) -> None:
     stage, inner = JournalStage(store), Inner(ProviderServerError("500"), "answer")
     with pytest.raises(ProviderServerError):
-        await stage.model(model_call(), inner)
+        await stage.step(model_call(), inner)
     assert store.journal == {}
     assert store.commits == []
-    assert (await stage.model(model_call(), inner)).output.text == "answer"
+    assert (await stage.step(model_call(), inner)).text == "answer"
 
 
 async def test_of_two_attempts_the_first_reply_counts(store: MemoryStore) -> None:
@@ -75,19 +74,19 @@ async def test_of_two_attempts_the_first_reply_counts(store: MemoryStore) -> Non
     stage = JournalStage(store)
     gate = asyncio.Event()
     slow_inner = Inner("slow", gate=gate)
-    slow = asyncio.ensure_future(stage.model(model_call(), slow_inner))
+    slow = asyncio.ensure_future(stage.step(model_call(), slow_inner))
     await slow_inner.entered.wait()
-    quick = await stage.model(model_call(owner="run/1/2"), Inner("quick"))
+    quick = await stage.step(model_call(owner="run/1/2"), Inner("quick"))
     gate.set()
-    assert (await slow).output == quick.output
-    assert quick.output.text == "quick"
+    assert (await slow) == quick
+    assert quick.text == "quick"
 
 
 async def test_a_store_that_fails_before_the_call_costs_nothing(store: MemoryStore) -> None:
     stage, inner = JournalStage(store), Inner("answer")
     store.failure = LOCKED
     with pytest.raises(StoreError, match="locked"):
-        await stage.model(model_call(), inner)
+        await stage.step(model_call(), inner)
     assert inner.calls == []
 
 
@@ -97,7 +96,7 @@ async def test_a_store_that_fails_behind_a_paid_call_is_insisted_on(store: Memor
     stage = JournalStage(store, waits)
     gate = asyncio.Event()
     inner = Inner("answer", gate=gate)
-    call: Any = stage.model(model_call(), inner) if kind == "model" else stage.tool(tool_call(), inner)
+    call: Any = stage.step(model_call(), inner) if kind == "model" else stage.tool(tool_call(), inner)
     running = asyncio.ensure_future(call)
     await inner.entered.wait()
     store.failure = LOCKED
@@ -115,7 +114,7 @@ async def test_a_failure_that_no_waiting_mends_is_raised(store: MemoryStore) -> 
     waits = Waits()
     gate = asyncio.Event()
     inner = Inner("answer", gate=gate)
-    running = asyncio.ensure_future(JournalStage(store, waits).model(model_call(), inner))
+    running = asyncio.ensure_future(JournalStage(store, waits).step(model_call(), inner))
     await inner.entered.wait()
     store.failure = StoreVersionError("newer")
     gate.set()
@@ -144,15 +143,14 @@ class Held(MemoryStore):
 async def test_cancelled_while_recording_it_records_first() -> None:
     store = Held()
     await store.open()
-    running = asyncio.ensure_future(JournalStage(store).model(model_call(), Inner("paid")))
+    running = asyncio.ensure_future(JournalStage(store).step(model_call(), Inner("paid")))
     await store.asked.wait()
     running.cancel()
     await asyncio.sleep(0)
     store.go.set()
-    assert (await running).output.text == "paid"  # the reply is there: it is handed over
+    assert (await running).text == "paid"  # the reply is there: it is handed over
     assert (
-        b"paid"
-        in (await store.find_outcomes([build_model_key(model_call().input)]))[build_model_key(model_call().input)]
+        b"paid" in (await store.find_outcomes([build_step_key(model_call().input)]))[build_step_key(model_call().input)]
     )
 
 
@@ -453,7 +451,7 @@ async def test_an_outcome_that_was_altered_is_neither_believed_nor_made_again(st
     stage, inner = JournalStage(store), Inner("42")
 
     def again() -> Any:
-        return stage.model(model_call(), inner) if kind == "model" else stage.tool(tool_call(), inner)
+        return stage.step(model_call(), inner) if kind == "model" else stage.tool(tool_call(), inner)
 
     await again()
     (entry,) = store.journal.values()
@@ -470,7 +468,7 @@ async def test_an_entry_that_was_damaged_and_restored_is_read_again_by_the_same_
 ) -> None:
     async def call_again(stage: JournalStage) -> Any:
         inner = Inner("42")
-        return await (stage.model(model_call(), inner) if kind == "model" else stage.tool(tool_call(), inner))
+        return await (stage.step(model_call(), inner) if kind == "model" else stage.tool(tool_call(), inner))
 
     recorded = await call_again(JournalStage(store))
     (entry,) = store.journal.values()
@@ -480,4 +478,4 @@ async def test_an_entry_that_was_damaged_and_restored_is_read_again_by_the_same_
         await call_again(another_worker)
     entry.outcome = whole
     read = await call_again(another_worker)
-    assert (read.output if kind == "model" else read) == (recorded.output if kind == "model" else recorded)
+    assert read == recorded

@@ -7,28 +7,29 @@ from typing import Any
 
 import pytest
 
-from perdure.calls.journal_keys import build_first_run_key, build_model_key, build_tool_key
+from perdure.calls.journal_keys import build_first_run_key, build_step_key, build_tool_key
+from perdure.types.limits import LimitUse
 from perdure.types.messages import BlobRef
 from perdure.types.tool_calls import ToolAnswer
-from perdure.types.wire import ModelInput, NewMessage, NewResult, RunEnding, ToolInput
+from perdure.types.wire import CloseInput, ModelInput, NewMessage, NewResult, RunEnding, ToolInput
 from tests.unit.calls.build import FACTS
 
 MODEL: dict[str, Any] = {**FACTS, "new": (NewMessage(content="hi", id="m1"),), "head": "h" * 64}
 TOOL: dict[str, Any] = {**FACTS, "op": 3, "call_id": "c1", "name": "pay", "arguments": {"b": 1.5, "a": "é"}}
 
 PINNED = {
-    "model": "b7f2b7c1a8168adcb11042d4f67c17ec6943578626bf82ef62918cb38c4da058",
-    "close": "6a3f7b691fc6e51902ff7a4a4f167d30890219118cbc89ee0a55ae9f11ab138b",
+    "model": "eb4abf3a4e5d247ff41cc15c13030445b2d029909719bc44271b4049e6baad85",
+    "close": "1d22ea2f3bb1bfba37909717e8e8375dd0dd898cfe09b4736bfbea8df8062bfc",
     "tool": "7eb42c5a0fa77567f02088d2c19b0064bdba4eb72e15576fca554f817ad1cbe8",
     "large": "2204a94ecd6c3c4088599221ab1fb8cd29c2d1a96827b7c5fd1a098958beff46",
 }
 
 
 def keys() -> dict[str, str]:
-    closing = {"new": (), "purpose": "close", "closing": RunEnding(status="failed", error_type="E", error="x")}
+    closing = {"new": (), "closing": RunEnding(status="failed", error_type="E", error="x")}
     return {
-        "model": build_model_key(ModelInput(**MODEL)),
-        "close": build_model_key(ModelInput(**{**MODEL, **closing})),
+        "model": build_step_key(ModelInput(**MODEL)),
+        "close": build_step_key(CloseInput(**{**MODEL, **closing})),
         "tool": build_tool_key(ToolInput(**TOOL)),
         "large": build_tool_key(ToolInput(**{**TOOL, "arguments": None, "head": "h" * 64})),
     }
@@ -45,7 +46,7 @@ def test_the_values_are_pinned() -> None:
         {"op": 4},
         {"agent": "b"},
         {"head": None},
-        {"purpose": "force_finish"},
+        {"limit": LimitUse(name="iterations", scope="turn", allowed=1, used=1)},
         {"new": ()},
         {"new": (NewMessage(content="hi", id="m2"),)},
         {"new": (NewMessage(content=BlobRef(hash="0" * 64, size=1), id="m1"),)},
@@ -56,7 +57,7 @@ def test_the_values_are_pinned() -> None:
     ids=str,
 )
 def test_what_makes_another_model_call(change: dict[str, Any]) -> None:
-    assert build_model_key(ModelInput(**{**MODEL, **change})) != build_model_key(ModelInput(**MODEL))
+    assert build_step_key(ModelInput(**{**MODEL, **change})) != build_step_key(ModelInput(**MODEL))
 
 
 @pytest.mark.parametrize(
@@ -80,7 +81,7 @@ def test_what_makes_another_tool_call(change: dict[str, Any]) -> None:
     "change", [{"iteration": 9}, {"task_id": "x"}, {"context": {"a": 1}}, {"store_id": "s"}], ids=str
 )
 def test_what_makes_no_other_call(change: dict[str, Any]) -> None:
-    assert build_model_key(ModelInput(**{**MODEL, **change})) == build_model_key(ModelInput(**MODEL))
+    assert build_step_key(ModelInput(**{**MODEL, **change})) == build_step_key(ModelInput(**MODEL))
     assert build_tool_key(ToolInput(**{**TOOL, **change})) == build_tool_key(ToolInput(**TOOL))
 
 

@@ -26,7 +26,7 @@ def writing(answer: Any, writes: Sequence[MemoryWrite] = WRITES) -> Any:
     """An innermost call that writes into memory before it answers."""
 
     async def inner(call: Any) -> Any:
-        call.memory_writes.extend(writes)
+        call.recording.memory_writes.extend(writes)
         return await Inner(answer)(call)
 
     return inner
@@ -39,7 +39,7 @@ async def test_what_a_call_wrote_is_kept_with_its_outcome_and_once(store: Memory
 
     def attempt(owner: str) -> Any:
         return (
-            stage.model(model_call(owner=owner), writing("hi"))
+            stage.step(model_call(owner=owner), writing("hi"))
             if kind == "model"
             else stage.tool(tool_call(owner=owner), writing("42"))
         )
@@ -63,9 +63,9 @@ async def test_what_a_failed_tool_wrote_is_dropped(store: MemoryStore, status: A
 async def test_what_a_failed_model_call_wrote_is_dropped(store: MemoryStore) -> None:
     stage = JournalStage(store)
     with pytest.raises(ProviderServerError):
-        await stage.model(model_call(), writing(ProviderServerError("down")))
+        await stage.step(model_call(), writing(ProviderServerError("down")))
     assert await recalled(store) == {}
-    await stage.model(model_call(), writing("hi", [MemoryWrite("n", "a", b"7")]))
+    await stage.step(model_call(), writing("hi", [MemoryWrite("n", "a", b"7")]))
     assert await recalled(store) == {"a": b"7"}
 
 
@@ -75,14 +75,14 @@ async def test_a_late_writer_changes_nothing(store: MemoryStore, kind: str) -> N
     entered = asyncio.Event()
 
     async def slow(call: Any) -> Any:
-        call.memory_writes.append(MemoryWrite("n", "a", b"late"))
+        call.recording.memory_writes.append(MemoryWrite("n", "a", b"late"))
         entered.set()
         await gate.wait()
         return await Inner("late")(call)
 
     call = model_call if kind == "model" else tool_call
     options: dict[str, Any] = {} if kind == "model" else {"idempotent": True}
-    act: Any = stage.model if kind == "model" else stage.tool
+    act: Any = stage.step if kind == "model" else stage.tool
     late = asyncio.ensure_future(act(call(owner="run/2/1", **options), slow))
     await entered.wait()
     await act(call(owner="run/2/2", **options), writing("quick"))
@@ -108,7 +108,7 @@ async def test_what_a_tool_writes_after_its_end_is_not_in_the_transaction() -> N
     call = tool_call()
     running = asyncio.ensure_future(JournalStage(store).tool(call, writing("42")))
     await asked.wait()
-    call.memory_writes.append(MemoryWrite("n", "late", b"1"))
+    call.recording.memory_writes.append(MemoryWrite("n", "late", b"1"))
     go.set()
     await running
     assert await recalled(store) == {"a": b"1"}

@@ -10,20 +10,25 @@ from typing import Annotated, Any
 import pytest
 from pydantic import AfterValidator
 
-from perdure import Agent, Limits, RunContext, tool
+from perdure import Agent, Compaction, Limits, RunContext, tool
 from perdure.calls import iteration
+from perdure.calls.agent_setup import AgentSetup
 from perdure.calls.agents import Agents
 from perdure.calls.author_loop import AuthorLoop
 from perdure.calls.call import ConversationCall, ModelReply, RequestCall
-from perdure.calls.iteration import IterationStage
+from perdure.calls.compaction import SummaryStage, ViewStage
+from perdure.calls.iteration import RequestBuilder
+from perdure.calls.iteration_hooks import HookRunner
 from perdure.calls.model import ModelActivity
 from perdure.errors import DefinitionError, ProviderTimeoutError, TruncatedStreamError
 from perdure.ports import Completed, ModelRequest, StreamEvent, TextDelta
 from perdure.providers.fallback import ModelChain
+from perdure.store.cache import ByteLRU
 from perdure.testing import ScriptedProvider, call
 from perdure.types.messages import Message, TextPart, ThinkingPart, ToolCallPart, Usage
 from perdure.types.tool_calls import ActivityCall, RefusedCall
-from perdure.types.wire import ModelInput, ModelOutput
+from perdure.types.wire import CallFacts, CompactInput, ModelInput
+from tests.unit.calls.build import iteration_stage
 
 INPUT = ModelInput(agent="a", context_id="c", task_id="t", scope="s", op=3, iteration=1)
 
@@ -40,9 +45,10 @@ async def reply(agent: Agent, author: AuthorLoop, idle: float = 5.0) -> ModelRep
     def chain(agent: Agent) -> ModelChain:
         return ModelChain(agent.chain, lambda model: model.own, idle=idle)  # type: ignore[arg-type,return-value]
 
-    stage = IterationStage(Agents([agent]), author)
     activity = ModelActivity(chain, lambda *_: None)  # type: ignore[arg-type]
-    return await stage.model(ConversationCall(INPUT, new_messages=[Message.user("Go.")]), activity.call)
+    return await iteration_stage(agent, author).model(
+        ConversationCall(input=INPUT, new_messages=[Message.user("Go.")]), activity.call
+    )
 
 
 @pytest.mark.parametrize(
@@ -62,22 +68,28 @@ async def test_a_price_is_looked_for_by_the_name_that_was_asked_too(
     agent = Agent("a", ["openai:ours", *more])
     answer = Completed((TextPart(text="Done."),), model="ours-2026", provider="openai")
     activity = ModelActivity(lambda _: ScriptedProvider([answer]), cost)
-    said = await IterationStage(Agents([agent]), author).model(
-        ConversationCall(INPUT, new_messages=[Message.user("Go.")]), activity.call
+    said = await iteration_stage(agent, author).model(
+        ConversationCall(input=INPUT, new_messages=[Message.user("Go.")]), activity.call
     )
     assert said.output.cost_usd == 0.5
     assert looked == [("openai", "ours-2026", asked)]
 
 
 async def test_a_summary_without_a_price_does_not_count_as_free(author: AuthorLoop) -> None:
-    stage = IterationStage(Agents([Agent("a", ScriptedProvider([]), limits=Limits(cost_usd=1))]), author)
-    compacting = ConversationCall(INPUT.model_copy(update={"purpose": "compact"}), new_messages=[Message.user("Go.")])
+    limits, way = Limits(cost_usd=1), Compaction.summarise(at=100, keep_last=0)
+    agent = Agent("a", ScriptedProvider([]), limits=limits, compaction=way)
+    setup = AgentSetup(Agents([agent]), author, HookRunner(author, None))
+    stage = SummaryStage(setup, RequestBuilder(author), ViewStage(ByteLRU(1000)))
+    prefix = [Message.user("Go."), Message.assistant("Gone."), Message.user("And?"), Message.assistant("Back.")]
+    task = CompactInput(**{**INPUT.model_dump(include=set(CallFacts.model_fields)), "iteration": 2})
 
-    async def summed(_: RequestCall) -> ModelReply:
-        return ModelReply(ModelOutput(model="ours-2026", usage=Usage(input_tokens=5)), None)
+    async def summed(_: RequestCall) -> Message:
+        return Message(
+            role="assistant", parts=(TextPart(text="Short."),), model="ours-2026", usage=Usage(input_tokens=5)
+        )
 
     with pytest.raises(DefinitionError, match="no price of 'ours-2026'"):
-        await stage.model(compacting, summed)
+        await stage.compact(ConversationCall(input=task, head="h", prefix=prefix), summed)
 
 
 @tool

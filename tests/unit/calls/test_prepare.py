@@ -57,4 +57,4 @@ async def test_large_arguments_come_from_the_transcript(store: MemoryStore) -> N
 async def test_a_model_call_is_passed_on(store: MemoryStore) -> None:
     answer = reply("x")
     stage = PrepareStage(Chain(store), store.store_id, Agents().get)
-    assert await stage.model(model_call(), Inner(answer)) is answer
+    assert await stage.step(model_call(), Inner(answer)) is answer

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from perdure import Agent, hook
-from perdure.calls.call import ModelCall, ModelReply, NextRequest
+from perdure.calls.call import CompactCall, CompactReply, ModelCall, ModelReply, NextRequest
 from perdure.calls.journal import JournalStage
 from perdure.calls.reply_cache import ReplyCacheStage, build_reply_namespace
 from perdure.errors import StoreError
@@ -16,8 +15,8 @@ from perdure.hooks import HookSet
 from perdure.ports import Commit, MemoryWrite, ModelRequest
 from perdure.testing.store import MemoryStore
 from perdure.types.messages import Message
-from perdure.types.wire import NewMessage
-from tests.unit.calls.build import Inner, compose, model_call, request_call
+from perdure.types.wire import CompactOutput, ModelInput, ModelOutput, NewMessage
+from tests.unit.calls.build import Inner, compact_call, compose, model_call, request_call
 
 seen = hook("on_finish")(lambda: None)
 
@@ -30,12 +29,16 @@ class Hooks:
         self.fails = fails
         self.saw: list[Message | None] = []
 
-    async def model(self, call: ModelCall, next: NextRequest) -> ModelReply:
-        new = call.input.new[0]
+    async def model(self, call: ModelCall | CompactCall, next: NextRequest) -> Any:
+        new = call.input.new[0] if isinstance(call.input, ModelInput) else NewMessage(content=call.owner)
         assert isinstance(new, NewMessage)
         request = ModelRequest("m", [Message.user(str(new.content))])
-        reply = await next(request_call(call, self.agent, request))
-        self.saw.append(reply.message)
+        is_summary = isinstance(call, CompactCall)
+        message = await next(request_call(call, self.agent, request, is_summary=is_summary))
+        self.saw.append(message)
+        reply: Any = (
+            CompactReply(CompactOutput()) if is_summary else ModelReply(ModelOutput(text=message.text), message)
+        )
         self.fails -= 1
         if self.fails >= 0:
             raise ValueError("no")
@@ -62,7 +65,7 @@ async def test_an_attempt_behind_one_that_failed_is_given_its_reply(store: Memor
     reply = await call(model_call(owner="run/1/2"))
     assert len(inner.calls) == 1
     assert [one.text for one in hooks.saw if one] == ["first", "first"]
-    assert reply.message.text == "first"
+    assert reply.text == "first"
     assert store.memory == {}  # deleted with the outcome
 
 
@@ -71,7 +74,7 @@ async def test_a_run_that_is_gone_on_with_asks_the_same_under_another_key(store:
     call = stages(store, hooks, inner)
     with pytest.raises(ValueError, match="no"):
         await call(model_call())
-    assert (await call(model_call(op=7, scope="other"))).message.text == "first"
+    assert (await call(model_call(op=7, scope="other"))).text == "first"
     assert len(inner.calls) == 1
 
 
@@ -81,23 +84,21 @@ async def test_another_question_is_paid_for_and_what_was_kept_is_dropped(store: 
     with pytest.raises(ValueError, match="no"):
         await call(model_call())
     assert len(store.memory) == 1
-    assert (await call(model_call("another", op=7))).message.text == "second"
+    assert (await call(model_call("another", op=7))).text == "second"
     assert store.memory == {}
 
 
 async def test_a_summary_asks_several_times_in_one_call(store: MemoryStore) -> None:
-    hooks, inner = Hooks(agent(seen), fails=2), Inner("first", "second", "third")
+    """The key of the call does not tell them apart; here the owner is what is asked."""
+    hooks = Hooks(agent(seen), fails=2)
+    inner = Inner("first", "second", "third")
     call = stages(store, hooks, inner)
     for text in ("a half", "the other half"):
         with pytest.raises(ValueError, match="no"):
-            await call(replace(model_call(text, purpose="compact"), input=_compacting(text)))
-    assert (await call(replace(model_call(), input=_compacting("the other half")))).message.text == "second"
-
-
-def _compacting(text: str) -> Any:
-    """One call of the run, whatever it asks: the key does not tell them apart."""
-    task = model_call("same", purpose="compact").input
-    return task.model_copy(update={"new": (NewMessage(content=text),)})
+            await call(compact_call(owner=text))
+    hooks.fails = 0
+    await call(compact_call(owner="the other half"))
+    assert [one.text for one in hooks.saw if one] == ["first", "second", "second"]
 
 
 async def test_without_code_that_looks_at_replies_nothing_is_kept(store: MemoryStore) -> None:
@@ -120,7 +121,7 @@ async def test_what_a_hook_may_have_to_take_out_is_not_stored_before_it_has(stor
 async def test_what_cannot_be_read_is_no_reply(store: MemoryStore) -> None:
     await store.commit(Commit(memory=[MemoryWrite(build_reply_namespace("run-1"), "x", b"{}")]))
     hooks, inner = Hooks(agent(seen), fails=0), Inner("first")
-    assert (await stages(store, hooks, inner)(model_call())).message.text == "first"
+    assert (await stages(store, hooks, inner)(model_call())).text == "first"
     assert store.memory == {}
 
 
@@ -133,4 +134,4 @@ async def test_a_store_that_is_down_behind_the_reply_does_not_fail_the_call(stor
 
     hooks, inner = Hooks(agent(seen), fails=0), Inner("first")
     call = compose([JournalStage(store), hooks, ReplyCacheStage(Down())], inner)
-    assert (await call(model_call())).message.text == "first"
+    assert (await call(model_call())).text == "first"

@@ -22,8 +22,6 @@ APPROVAL = Call(id="c", name="pay", disposition=ActivityCall(timeout=1), approva
         ({"iteration": 1}, (), True),
         ({"iteration": 2}, (), False),
         ({"iteration": 2}, (APPROVAL,), True),
-        ({"iteration": 1, "purpose": "force_finish"}, (), True),
-        ({"iteration": 1, "purpose": "close"}, (), False),
     ],
 )
 def test_which_replies_say_so(input: dict[str, Any], calls: tuple[Call, ...], says: bool) -> None:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import pytest
 
 from perdure import Agent, Compaction
-from perdure.calls.call import ModelCall, ModelReply, RequestCall
+from perdure.calls.call import RequestCall
 from perdure.calls.compaction import Summariser
 from perdure.errors import ContextLengthError
 from perdure.testing import ScriptedProvider
 from perdure.types.messages import Message
-from perdure.types.wire import ModelInput, ModelOutput
-from tests.unit.calls.build import request_call
+from tests.unit.calls.build import compact_call, request_call
 
 ENOUGH = 60
 
@@ -24,19 +23,18 @@ class Narrow:
         self.paid: list[str] = []
         self.refused = 0
 
-    async def __call__(self, call: RequestCall) -> ModelReply:
+    async def __call__(self, call: RequestCall) -> Message:
         text = "\n".join(message.text for message in call.request.messages)
         assert len(self.paid) + self.refused < ENOUGH, "it would go on for ever"
         if len(text) > self.window:
             self.refused += 1
             raise ContextLengthError("too long")
         self.paid.append(text)
-        return ModelReply(ModelOutput(), Message.assistant(self.says))
+        return Message.assistant(self.says)
 
 
 async def summed_up(model: Narrow, texts: list[str], prompt: str = "Sum up.") -> str:
-    task = ModelInput(agent="a", context_id="c", task_id="t", scope="s", op=1, iteration=1, purpose="compact")
-    call = request_call(ModelCall(task), Agent("a", ScriptedProvider([])))
+    call = request_call(compact_call(), Agent("a", ScriptedProvider([])), is_summary=True)
     said = [Message.user(text) for text in texts]
     asked = Compaction.summarise(at=1000, prompt=prompt)
     return await Summariser(call, model, asked).summarise(said, said)

@@ -57,10 +57,10 @@ class Run:
 
     async def offered(self, agent: Agent) -> Agent:
         task = ModelInput(agent="a", context_id="c", task_id="t", scope="s", op=1, iteration=1, pinned=self.pinned)
-        call = ConversationCall(task)
+        call = ConversationCall(input=task)
         found, pinned = await self.toolsets.add_offered_tools(agent, call, RunContext())
-        self.left_out = call.left_out
-        self._blobs |= {blob.hash: blob.body.decode() for blob in call.blobs}
+        self.left_out = call.recording.left_out
+        self._blobs |= {blob.hash: blob.body.decode() for blob in call.recording.blobs}
         self.pinned = pinned or self.pinned
         return found
 

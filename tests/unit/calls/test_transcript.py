@@ -19,8 +19,8 @@ from perdure.testing.store import MemoryStore
 from perdure.types.interface import Response
 from perdure.types.messages import INLINE_BYTES, BlobRef, Message, ToolCallPart, Usage
 from perdure.types.tool_calls import Call, RefusedCall
-from perdure.types.wire import FinalAnswer, ModelOutput, NewMessage, NewResult, RunEnding, ToolOutput
-from tests.unit.calls.build import Inner, compose, model_call, reply, tool_call
+from perdure.types.wire import CloseOutput, FinalAnswer, ModelOutput, NewMessage, NewResult, RunEnding, ToolOutput
+from tests.unit.calls.build import Inner, close_call, compose, model_call, reply, tool_call
 from tests.unit.loop.build import model, opened
 
 
@@ -35,19 +35,27 @@ async def said(store: MemoryStore, head: str | None) -> list[tuple[str, str]]:
     return [(m.role, m.text or ",".join(r.content for r in m.tool_results)) for m in messages]
 
 
-async def call(store: MemoryStore, answer: Any, inner: Inner | None = None, **task: Any) -> ModelReply:
+async def call(store: MemoryStore, answer: Any, inner: Inner | None = None, **task: Any) -> ModelOutput:
     """One model call through journal and transcript, as a fresh worker makes it."""
     stages = [JournalStage(store), stage(store)]
-    return await compose(stages, inner or Inner(answer))(model_call(**task))
+    output: ModelOutput = await compose(stages, inner or Inner(answer))(model_call(**task))
+    return output
+
+
+async def end(store: MemoryStore, closing: RunEnding, **task: Any) -> CloseOutput:
+    """The record of an ending, likewise."""
+    given = close_call(closing=closing, **task)
+    output: CloseOutput = await compose([JournalStage(store), stage(store)], Inner(None), "close")(given)
+    return output
 
 
 async def test_a_conversation_grows_by_one_node_a_call(store: MemoryStore) -> None:
     first = await call(store, reply("Hello.", system="Be good."))
     inner = Inner(reply("Bye.", system="Be good."))
-    second = await call(store, None, inner, op=1, head=first.output.head, message="and?")
+    second = await call(store, None, inner, op=1, head=first.head, message="and?")
     assert [message.text for message in inner.calls[0].prefix] == ["Be good.", "hi", "Hello."]
     assert [message.text for message in inner.calls[0].new_messages] == ["and?"]
-    assert await said(store, second.output.head) == [
+    assert await said(store, second.head) == [
         ("system", "Be good."),
         ("user", "hi"),
         ("assistant", "Hello."),
@@ -55,23 +63,23 @@ async def test_a_conversation_grows_by_one_node_a_call(store: MemoryStore) -> No
         ("assistant", "Bye."),
     ]
     assert len(store.all_nodes) == 2
-    assert second.output.store_id == store.store_id
+    assert second.store_id == store.store_id
 
 
 async def test_a_prompt_that_changes_is_recorded_again(store: MemoryStore) -> None:
     first = await call(store, reply("Hello.", system="Be good."))
-    second = await call(store, reply("Bye.", system="Be better."), op=1, head=first.output.head)
-    roles = [role for role, _ in await said(store, second.output.head)]
+    second = await call(store, reply("Bye.", system="Be better."), op=1, head=first.head)
+    roles = [role for role, _ in await said(store, second.head)]
     assert roles == ["system", "user", "assistant", "system", "user", "assistant"]
 
 
 async def test_node_outcome_and_run_row_are_one_commit(store: MemoryStore) -> None:
     answer = await call(store, reply("Hello."))
     (commit,) = store.commits
-    assert [node.hash for node in commit.nodes] == [answer.output.head]
+    assert [node.hash for node in commit.nodes] == [answer.head]
     assert commit.outcome is not None
     assert commit.run is not None
-    assert (commit.run.status, commit.run.head) == ("completed", answer.output.head)
+    assert (commit.run.status, commit.run.head) == ("completed", answer.head)
     assert json.loads(commit.run.result or b"")["content"] == "Hello."
 
 
@@ -100,7 +108,7 @@ async def test_results_are_read_from_the_journal_and_are_one_message(store: Memo
         ("c2", "tool not found: nope", True),
     ]
     assert inner.calls[0].new_messages[2].id == "m2"
-    assert (await said(store, answer.output.head))[0] == ("tool", "42,tool not found: nope")
+    assert (await said(store, answer.head))[0] == ("tool", "42,tool not found: nope")
 
 
 async def test_a_large_result_and_a_large_message_are_read_from_their_blobs(store: MemoryStore) -> None:
@@ -114,18 +122,18 @@ async def test_a_large_result_and_a_large_message_are_read_from_their_blobs(stor
     result, user = inner.calls[0].new_messages
     assert len(result.tool_results[0].content) == len(user.text) == INLINE_BYTES + 1
     assert max(len(node.body) for node in store.all_nodes.values()) < 1000
-    assert len((await said(store, answer.output.head))[0][1]) == INLINE_BYTES + 1
+    assert len((await said(store, answer.head))[0][1]) == INLINE_BYTES + 1
 
 
 async def test_a_large_answer_stays_out_of_history(store: MemoryStore) -> None:
     text = "x" * (INLINE_BYTES + 1)
     answer = await call(store, reply(text))
-    assert answer.output.text == ""
-    assert answer.output.finish is not None
-    assert answer.output.finish.content == ""
-    assert answer.output.blob is not None
-    assert await Chain(store).resolve_blob(answer.output.blob) == text
-    assert len(answer.output.model_dump_json()) < 2000
+    assert answer.text == ""
+    assert answer.finish is not None
+    assert answer.finish.content == ""
+    assert answer.blob is not None
+    assert await Chain(store).resolve_blob(answer.blob) == text
+    assert len(answer.model_dump_json()) < 2000
 
 
 async def test_a_large_answer_that_is_not_what_the_model_said_stays_out_of_history_too(store: MemoryStore) -> None:
@@ -133,7 +141,7 @@ async def test_a_large_answer_that_is_not_what_the_model_said_stays_out_of_histo
     text = "x" * (INLINE_BYTES + 1)
     made = reply("short")
     made.output = made.output.model_copy(update={"finish": FinalAnswer(content=text)})
-    output = (await call(store, made)).output
+    output = await call(store, made)
     assert len(output.model_dump_json()) < 2000
     assert output.text == "short"
     assert output.answer_blob is not None
@@ -147,7 +155,7 @@ async def test_large_arguments_stay_out_of_history(store: MemoryStore) -> None:
     small = Call(id="c1", name="pay", arguments={"a": 1}, disposition=RefusedCall(text="no"))
     large = Call(id="c2", name="pay", arguments={"a": "x" * (INLINE_BYTES + 1)}, disposition=RefusedCall(text="no"))
     answer = await call(store, reply("", small, large))
-    assert [asked.arguments for asked in answer.output.calls] == [{"a": 1}, None]
+    assert [asked.arguments for asked in answer.calls] == [{"a": 1}, None]
 
 
 # --- what is wrong with the store
@@ -172,11 +180,11 @@ async def test_a_missing_node_costs_no_call(store: MemoryStore) -> None:
 
 async def test_an_altered_node_costs_no_call(store: MemoryStore) -> None:
     first = await call(store, reply("Hello."))
-    node = store.all_nodes[first.output.head]
+    node = store.all_nodes[first.head]
     store.all_nodes[node.hash] = replace(node, body=node.body.replace(b"Hello", b"Hallo"))
     inner = Inner("answer")
     with pytest.raises(TranscriptCorruptedError, match="altered") as caught:
-        await call(store, None, inner, op=1, head=first.output.head)
+        await call(store, None, inner, op=1, head=first.head)
     assert node.hash in str(caught.value)
     assert caught.value.hint
     assert inner.calls == []
@@ -201,10 +209,12 @@ async def test_a_message_whose_blob_is_missing_is_said_to_be_and_keeps_no_other_
         NewMessage(content=here.ref, store_id=store.store_id),
         NewMessage(content=here.ref, store_id="another"),
     )
-    closing = RunEnding(status="cancelled") if purpose == "close" else None
-    answer = reply("x") if closing is None else ModelReply(ModelOutput(), None)
-    ended = await call(store, answer, new=new, purpose=purpose, closing=closing)
-    texts = [text for role, text in await said(store, ended.output.head) if role == "user"]
+    ended: ModelOutput | CloseOutput
+    if purpose == "close":
+        ended = await end(store, RunEnding(status="cancelled"), new=new)
+    else:
+        ended = await call(store, reply("x"), new=new)
+    texts = [text for role, text in await said(store, ended.head) if role == "user"]
     assert (texts[0], texts[2]) == ("one", "the text")
     assert texts[1].startswith(f"[message m2 could not be read: blob {'0' * 64} (3 bytes) is missing from the store")
     assert f"is in store another, and the run is kept in store {store.store_id}" in texts[3]
@@ -213,8 +223,8 @@ async def test_a_message_whose_blob_is_missing_is_said_to_be_and_keeps_no_other_
 async def test_a_run_ends_without_a_result_that_cannot_be_read(store: MemoryStore) -> None:
     new = (NewResult(call_id="c1", name="pay", key="k" * 64), NewMessage(content="and?"))
     closing = RunEnding(status="cancelled")
-    ended = await call(store, ModelReply(ModelOutput(), None), new=new, purpose="close", closing=closing)
-    assert [text for _, text in await said(store, ended.output.head)] == [
+    ended = await end(store, closing, new=new)
+    assert [text for _, text in await said(store, ended.head)] == [
         f"[the result could not be read: the result of tool call c1 (pay) is not in the journal (key {'k' * 64})]",
         "and?",
     ]
@@ -227,26 +237,16 @@ async def test_a_run_ends_without_a_result_that_cannot_be_read(store: MemoryStor
 async def test_an_ending_is_recorded_on_a_corrupt_chain_too(store: MemoryStore) -> None:
     """It says nothing to a model: the conversation is not needed, and a run must be able to end."""
     closing = RunEnding(status="failed", error_type="RunError", error="no")
-    ended = await call(
-        store, ModelReply(ModelOutput(head="", store_id=""), None), purpose="close", closing=closing, head="f" * 64
-    )
+    ended = await end(store, closing, head="f" * 64)
     row = store.all_runs["run-1"]
-    assert (row.status, row.head) == ("failed", ended.output.head)
+    assert (row.status, row.head) == ("failed", ended.head)
     assert json.loads(row.result or b"") == {"error_type": "RunError", "error": "no", "head": row.head}
 
 
 async def test_an_ending_with_nothing_new_keeps_the_head(store: MemoryStore) -> None:
     first = await call(store, reply("Hello."))
-    ended = await call(
-        store,
-        ModelReply(ModelOutput(head="", store_id=""), None),
-        op=1,
-        new=(),
-        purpose="close",
-        closing=RunEnding(status="cancelled"),
-        head=first.output.head,
-    )
-    assert ended.output.head == first.output.head
+    ended = await end(store, RunEnding(status="cancelled"), op=1, new=(), head=first.head)
+    assert ended.head == first.head
     assert len(store.all_nodes) == 1
 
 
@@ -255,22 +255,21 @@ async def test_a_resumed_conversation_goes_on_from_where_the_last_execution_ende
     inner = Inner(reply("Bye."))
     second = await call(store, None, inner, scope="scope-2", resume=True, message="and?")
     assert [message.text for message in inner.calls[0].prefix] == ["hi", "Hello."]
-    assert [role for role, _ in await said(store, second.output.head)] == ["user", "assistant"] * 2
-    assert store.all_nodes[second.output.head or ""].parent == first.output.head
+    assert [role for role, _ in await said(store, second.head)] == ["user", "assistant"] * 2
+    assert store.all_nodes[second.head or ""].parent == first.head
 
 
 async def test_a_resume_of_what_never_was_begins_anew(store: MemoryStore) -> None:
     begun = await call(store, reply("Hello."), resume=True)
-    assert store.all_nodes[begun.output.head or ""].parent is None
+    assert store.all_nodes[begun.head or ""].parent is None
 
 
 async def test_an_execution_that_fails_at_once_keeps_the_conversation_it_was_to_resume(store: MemoryStore) -> None:
     first = await call(store, reply("Hello."))
     closing = RunEnding(status="failed", error_type="RunError", error="no")
-    answer = ModelReply(ModelOutput(head="", store_id=""), None)
-    ended = await call(store, answer, scope="scope-2", resume=True, purpose="close", closing=closing, message="and?")
-    assert await said(store, ended.output.head) == [("user", "hi"), ("assistant", "Hello."), ("user", "and?")]
-    assert first.output.head != ended.output.head == store.all_runs["run-1"].head
+    ended = await end(store, closing, scope="scope-2", resume=True, message="and?")
+    assert await said(store, ended.head) == [("user", "hi"), ("assistant", "Hello."), ("user", "and?")]
+    assert first.head != ended.head == store.all_runs["run-1"].head
 
 
 async def test_calls_that_a_terminated_run_left_open_are_closed(store: MemoryStore) -> None:
@@ -290,9 +289,8 @@ async def test_an_ending_closes_what_a_terminated_run_left_open(store: MemorySto
     message = Message.assistant("", ToolCallPart(id="c1", name="pay"))
     await call(store, ModelReply(ModelOutput(head="", store_id=""), message))
     closing = RunEnding(status="failed", error_type="RunError", error="no")
-    answer = ModelReply(ModelOutput(head="", store_id=""), None)
-    ended = await call(store, answer, scope="scope-2", resume=True, purpose="close", closing=closing, message="and?")
-    assert [role for role, _ in await said(store, ended.output.head)] == ["user", "assistant", "tool", "user"]
+    ended = await end(store, closing, scope="scope-2", resume=True, message="and?")
+    assert [role for role, _ in await said(store, ended.head)] == ["user", "assistant", "tool", "user"]
 
 
 async def test_a_turn_that_goes_on_after_its_answer_is_running_again(store: MemoryStore) -> None:
@@ -323,15 +321,15 @@ async def test_a_turn_is_kept_with_the_messages_it_took(store: MemoryStore) -> N
     assert await store.find_message_turn("run-1", REMINDER_ID) is None
     turn = await store.get_turn("run-1", "scope-1-1")
     assert turn is not None
-    assert (turn.status, turn.head) == ("completed", done.output.head)
+    assert (turn.status, turn.head) == ("completed", done.head)
     assert json.loads(turn.result or b"")["content"] == "Hello."
     assert store.all_runs["run-1"].status == "waiting"
-    assert (await Chain(store).load(done.output.head))[0].by == "ana"
+    assert (await Chain(store).load(done.head))[0].by == "ana"
 
 
 async def test_how_a_run_ends_says_nothing_of_a_turn_that_had_ended_before(store: MemoryStore) -> None:
     closing = RunEnding(status="cancelled", turn="completed", response={"content": "Hello."})
-    await call(store, ModelReply(ModelOutput(head="", store_id=""), None), purpose="close", closing=closing)
+    await end(store, closing)
     turn = await store.get_turn("run-1", "scope-1-1")
     assert turn is not None
     assert (turn.status, store.all_runs["run-1"].status) == ("completed", "cancelled")
@@ -344,4 +342,4 @@ async def test_a_message_that_a_lost_attempt_recorded_is_not_said_twice(store: M
     inner = Inner(reply("Yes?"))
     second = await call(store, None, inner, scope="scope-2", op=1000, resume=True, new=(m1, m2))
     assert [message.text for message in inner.calls[0].new_messages] == ["Stop."]
-    assert [text for _, text in await said(store, second.output.head)] == ["hi", "Hello.", "Stop.", "Yes?"]
+    assert [text for _, text in await said(store, second.head)] == ["hi", "Hello.", "Stop.", "Yes?"]

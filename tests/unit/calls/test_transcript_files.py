@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from perdure.calls.call import ModelReply
 from perdure.calls.journal import JournalStage
 from perdure.calls.transcript import TranscriptStage
 from perdure.errors import TranscriptCorruptedError
@@ -16,17 +15,18 @@ from perdure.store import Chain
 from perdure.testing.store import MemoryStore
 from perdure.types.messages import INLINE_BYTES, BlobRef, FilePart, Message, TextPart, iter_file_parts
 from perdure.types.wire import ModelOutput, NewMessage, NewResult, RunEnding, ToolOutput
-from tests.unit.calls.build import Inner, compose, model_call, reply, tool_call
+from tests.unit.calls.build import Inner, close_call, compose, model_call, reply, tool_call
 
 PNG = b"\x89PNG\r\n\x1a\n" + bytes(range(256))
 DATA = FilePart(media_type="image/png", name="cat.png", data=base64.b64encode(PNG).decode())
 KEPT = FilePart(media_type="image/png", name="cat.png", blob=Blob.from_content(PNG).ref)
 
 
-async def call(store: MemoryStore, inner: Inner, **task: Any) -> ModelReply:
+async def call(store: MemoryStore, inner: Inner, **task: Any) -> ModelOutput:
     """One model call through journal and transcript, as a fresh worker makes it."""
     stages = [JournalStage(store), TranscriptStage(Chain(store), store, store, store.store_id)]
-    return await compose(stages, inner)(model_call(**task))
+    output: ModelOutput = await compose(stages, inner)(model_call(**task))
+    return output
 
 
 def message(*parts: TextPart | FilePart, **more: Any) -> NewMessage:
@@ -39,14 +39,14 @@ async def test_bytes_in_a_message_become_a_blob_of_the_same_commit(store: Memory
     (said,) = inner.calls[0].new_messages
     assert said.parts == (TextPart(text="What is it?"), KEPT)
     assert inner.calls[0].files == {Blob.from_content(PNG).hash: PNG}
-    assert (await Chain(store).load(answer.output.head))[0] == said
+    assert (await Chain(store).load(answer.head))[0] == said
     assert [Blob.from_content(PNG)] == list(store.commits[0].blobs)
 
 
 async def test_files_of_earlier_messages_are_given_too(store: MemoryStore) -> None:
     first = await call(store, Inner(reply("A cat.")), new=(message(DATA),))
     inner = Inner(reply("Grey."))
-    await call(store, inner, op=1, head=first.output.head, new=(NewMessage(content="Which colour?"),))
+    await call(store, inner, op=1, head=first.head, new=(NewMessage(content="Which colour?"),))
     assert inner.calls[0].files == {Blob.from_content(PNG).hash: PNG}
 
 
@@ -74,30 +74,24 @@ async def test_no_model_is_called_without_a_file_of_the_transcript(store: Memory
     first = await call(store, Inner(reply("A cat.")), new=(message(DATA),))
     del store.all_blobs[Blob.from_content(PNG).hash]
     with pytest.raises(TranscriptCorruptedError, match=Blob.from_content(PNG).hash):
-        await call(store, Inner(reply("Grey.")), op=1, head=first.output.head)
+        await call(store, Inner(reply("Grey.")), op=1, head=first.head)
 
 
 async def test_an_ending_records_files_and_needs_none(store: MemoryStore) -> None:
     first = await call(store, Inner(reply("A cat.")), new=(message(DATA),))
     store.all_blobs.clear()
     other = FilePart(media_type="text/plain", data="eHg=")
-    ended = await call(
-        store,
-        Inner(ModelReply(ModelOutput(head="", store_id=""), None)),
-        op=1,
-        head=first.output.head,
-        new=(message(other),),
-        purpose="close",
-        closing=RunEnding(status="cancelled"),
-    )
-    (last,) = (await Chain(store).load(ended.output.head))[-1].parts
+    given = close_call(op=1, head=first.head, new=(message(other),), closing=RunEnding(status="cancelled"))
+    stages = [JournalStage(store), TranscriptStage(Chain(store), store, store, store.store_id)]
+    ended = await compose(stages, Inner(None), "close")(given)
+    (last,) = (await Chain(store).load(ended.head))[-1].parts
     assert last == FilePart(media_type="text/plain", blob=Blob.from_content(b"xx").ref)
     assert store.all_blobs == {Blob.from_content(b"xx").hash: b"xx"}
 
 
 async def test_files_of_a_tool_result_are_one_commit_with_its_outcome(store: MemoryStore) -> None:
     async def draw(call: Any) -> ToolOutput:
-        call.blobs.append(Blob.from_content(PNG))
+        call.recording.blobs.append(Blob.from_content(PNG))
         return ToolOutput(key=call.key, content="Here:", files=(KEPT,))
 
     run = compose([JournalStage(store)], draw, "tool")

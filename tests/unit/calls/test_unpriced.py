@@ -5,11 +5,10 @@ from __future__ import annotations
 import pytest
 
 from perdure import Agent, Limits, Message
-from perdure.calls.call import ModelReply
 from perdure.calls.iteration import check_summary_price, find_missing_price, find_missing_usage
 from perdure.errors import DefinitionError
 from perdure.types.messages import FinishReason, Usage
-from perdure.types.wire import ModelOutput
+from perdure.types.wire import CompactOutput
 
 
 def reply(cost: float | None, tokens: int = 5) -> Message:
@@ -75,8 +74,8 @@ def test_a_reply_without_usage_may_pass(limits: Limits, said: Message, used: Usa
     assert find_missing_usage(agent(limits), said, used) is None
 
 
-def summary(cost: float | None, tokens: int = 5) -> ModelReply:
-    return ModelReply(ModelOutput(model="local-7b", usage=Usage(input_tokens=tokens), cost_usd=cost), None)
+def summary(cost: float | None, tokens: int = 5) -> CompactOutput:
+    return CompactOutput(model="local-7b", usage=Usage(input_tokens=tokens), cost_usd=cost)
 
 
 def test_a_summary_counts_too() -> None:
@@ -85,4 +84,4 @@ def test_a_summary_counts_too() -> None:
     with pytest.raises(DefinitionError):
         check_summary_price(agent(Limits()), summary(None), inherited=True)
     for made in (summary(0.1), summary(None, tokens=0)):
-        assert check_summary_price(agent(Limits(cost_usd=1)), made) is made
+        check_summary_price(agent(Limits(cost_usd=1)), made)

@@ -210,7 +210,7 @@ class Simulation:
         if branching is None or self.told is None:
             return
         assert all(branch.outcome is not None for branch in branching.branches), "a branch has not ended"
-        if step.purpose == "call":
+        if step.limit is None:
             assert step.new == self.told, "the policy would see something else"
 
     def result(self, index: int) -> None:

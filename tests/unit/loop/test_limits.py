@@ -100,7 +100,7 @@ def test_what_one_turn_brought_limits_no_other(on_limit):
     receive_message(state, "more")
     end_turn_at_budget(state)
     step = model(state, says("2", usage=Usage(input_tokens=5), limits=AgentLimits(on_limit=on_limit)))
-    assert step.purpose == "call"
+    assert step.limit is None
     assert build_response(state).content == "2"
 
 

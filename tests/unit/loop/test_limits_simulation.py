@@ -77,7 +77,7 @@ class Counting(Simulation):
         self.count_calls()
         if isinstance(step, CallModel):
             budgets = {name for _, name in self.over()} - {"tool_calls"}
-            if step.purpose == "call":
+            if step.limit is None:
                 assert not budgets, "another model call behind a limit"
             elif budgets:
                 assert self.state.turn.iteration, "a turn that must not begin"
@@ -101,7 +101,7 @@ class Counting(Simulation):
 
     def nothing_came(self):
         """The model was told to finish, and is told once more."""
-        if isinstance(self.flying, CallModel) and self.flying.purpose == "force_finish":
+        if isinstance(self.flying, CallModel) and self.flying.limit is not None:
             self.forced[self.of_turn()] = 0
 
     def over_budget(self):
@@ -134,7 +134,7 @@ class Counting(Simulation):
         self.spend("iterations", 1)
         self.spend("tokens", output.usage.total_tokens)
         self.spend("cost_usd", output.cost_usd or 0)
-        forced = self.flying.purpose == "force_finish"
+        forced = self.flying.limit is not None
         self.known = output.limits
         super().reply(calls, output)
         if not forced:

@@ -136,7 +136,7 @@ class Loop(RuleBasedStateMachine):
         """``asks``: places of calls that a person is to approve, where they run at all, and on what terms. ``fits``: an
         answer by the finish tool is of the output type; else it goes back to the model, twice."""
         tool = self.limits.protocol == "tool"
-        rejected = tool and (not fits if answers else self.run.flying.purpose == "force_finish")
+        rejected = tool and (not fits if answers else self.run.flying.limit is not None)
         failed = rejected and self.run.state.turn.rejected >= 2
         answers = answers and not rejected
         if tool and (answers or failed):

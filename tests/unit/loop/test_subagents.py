@@ -143,7 +143,7 @@ def test_a_child_that_reaches_its_limit_has_not_exceeded_it(on_limit: Any) -> No
     while isinstance(step := decide(child), CallModel):
         took += 15
         asked = asks(call(), limits=AgentLimits(on_limit=on_limit), usage=Usage(input_tokens=15))
-        model(child, says("Done.", usage=Usage(input_tokens=15)) if step.purpose == "force_finish" else asked)
+        model(child, says("Done.", usage=Usage(input_tokens=15)) if step.limit is not None else asked)
         for pending in list(child.calls):
             apply_result(child, pending.op, NewResult(call_id=pending.call.id, name="look", text="x"))
         end_turn_at_budget(child)

@@ -24,7 +24,7 @@ def limits(on_limit="finish", most=2, protocol="text"):
 def test_text_is_the_answer():
     state = opened()
     step = model(state, says("42", usage=Usage(input_tokens=5, output_tokens=2), cost_usd=0.25))
-    assert (said(step), step.purpose, ended(state)) == (["hi"], "call", "completed")
+    assert (said(step), step.limit, ended(state)) == (["hi"], None, "completed")
     response = build_response(state)
     assert (response.content, response.output, response.finish_reason) == ("42", "42", "stop")
     assert (response.iterations, response.calls, response.usage.total_tokens, response.cost_usd) == (1, 1, 7, 0.25)
@@ -117,7 +117,7 @@ def test_at_the_limit_the_answer_is_asked_for_with_the_last_results():
     done(state, "c2")
     receive_message(state, "hurry")
     step = model(state, says("42", given))
-    assert (step.purpose, step.taken_from_inbox) == ("force_finish", 1)
+    assert (step.limit is not None, step.taken_from_inbox) == (True, 1)
     assert said(step) == ["=c2", "hurry", build_force_finish_text("text", step.limit)]
     assert str(step.limit) == "the turn has used 2 of 2 iterations (max_iterations)"
     assert close(state).closing.response["finish_reason"] == "limit"
@@ -190,7 +190,7 @@ def test_a_message_after_the_last_iteration_gets_an_answer_and_no_tools(how):
     model(state, says("42", given))
     receive_message(state, "sure?")
     step = model(state, says("43", given))
-    assert (step.purpose, said(step)[0], build_response(state).content) == ("force_finish", "sure?", "43")
+    assert (step.limit is not None, said(step)[0], build_response(state).content) == (True, "sure?", "43")
 
 
 def test_a_message_during_the_last_calls_still_gets_an_answer_under_return():
@@ -199,13 +199,13 @@ def test_a_message_during_the_last_calls_still_gets_an_answer_under_return():
     receive_message(state, "wait")
     done(state, "c1")
     step = model(state, says("43", given))
-    assert (step.purpose, said(step)[:2]) == ("force_finish", ["=c1", "wait"])
+    assert (step.limit is not None, said(step)[:2]) == (True, ["=c1", "wait"])
 
 
 def test_every_turn_of_a_session_has_its_own_iterations():
     state, given = opened(mode="session"), limits(most=1)
     for n in range(3):
-        assert model(state, says(str(n), given)).purpose == "call"
+        assert model(state, says(str(n), given)).limit is None
         receive_message(state, "next")
     assert (state.turns, state.iterations) == (4, 3)
 
