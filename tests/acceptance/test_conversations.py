@@ -25,7 +25,7 @@ KILL_EVERY = float(os.environ.get("TEST_KILL_SECONDS", "10"))
 """In the large test."""
 LONGEST = 120.0
 """Seconds for one turn, far beyond what it takes: a turn that hangs fails by its name."""
-EVENTS, BYTES = 30, 9_000
+EVENTS, BYTES = 30, 9_700
 """What a turn may add to history: two model calls and a tool at most, and what was said."""
 LOST_EVENTS, LOST_BYTES = 12, 3_000
 """What a lost worker may add to the history of one conversation."""

@@ -16,7 +16,7 @@ from perdure.loop.payload_limits import PAST_TURNS
 from perdure.ports import ModelRequest
 from perdure.testing import ScriptedProvider
 from perdure.types.messages import ToolCallPart
-from perdure.types.wire import MODEL_ACTIVITY
+from perdure.types.wire import CLOSE_ACTIVITY, MODEL_ACTIVITY
 from tests.support.engine import Engine
 from tests.support.histories import histories, idle_tasks
 from tests.support.scripts import replied
@@ -87,7 +87,7 @@ def split(events: list[HistoryEvent]) -> list[Turn]:
         turns[-1].events += 1
         turns[-1].size += event.ByteSize()
         scheduled = event.activity_task_scheduled_event_attributes
-        if scheduled.activity_type.name == MODEL_ACTIVITY:
+        if scheduled.activity_type.name in (MODEL_ACTIVITY, CLOSE_ACTIVITY):
             turns[-1].asked += scheduled.input.ByteSize()
     return turns
 

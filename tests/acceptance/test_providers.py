@@ -76,8 +76,8 @@ async def model_calls(run: Run) -> list[Call]:
             continue
         scheduled, started = events[ended.scheduled_event_id], events[ended.started_event_id]
         task = scheduled.activity_task_scheduled_event_attributes
-        if task.activity_type.name != "perdure.model" or b'"purpose":"close"' in task.input.payloads[0].data:
-            continue  # a tool, or the activity that records how the run ended
+        if task.activity_type.name != "perdure.model":
+            continue
         last = started.activity_task_started_event_attributes
         calls.append(
             Call(

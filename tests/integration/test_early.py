@@ -51,19 +51,18 @@ def free() -> str:
 
 
 class Held(Interceptor):
-    """The outcomes of the activities of one type, ``only`` of one purpose, or of one agent's, reach Temporal when the
-    gate opens."""
+    """The outcomes of the activities of one type, or of one agent's, reach Temporal when the gate opens."""
 
-    def __init__(self, held: str, only: str | None = None, agent: str | None = None) -> None:
+    def __init__(self, held: str, agent: str | None = None) -> None:
         self.held, self.gate = held, Gate()
-        self.given = {name: value for name, value in (("purpose", only), ("agent", agent)) if value is not None}
+        self.agent = agent
 
     def intercept_activity(self, next: ActivityInboundInterceptor) -> ActivityInboundInterceptor:
         around = self
 
         class Inbound(ActivityInboundInterceptor):
             async def execute_activity(self, input: ExecuteActivityInput) -> Any:
-                holds = activity.info().activity_type == around.held and around.given.items() <= _given(input).items()
+                holds = activity.info().activity_type == around.held and around.agent in (None, _read_agent(input))
                 try:
                     return await self.next.execute_activity(input)
                 finally:
@@ -73,10 +72,10 @@ class Held(Interceptor):
         return Inbound(next)
 
 
-def _given(input: ExecuteActivityInput) -> dict[str, str]:
+def _read_agent(input: ExecuteActivityInput) -> str | None:
     (given,) = input.args
     plain = activity.payload_converter().from_payload(given[0].payload) if isinstance(given, list | tuple) else given
-    return {name: plain[name] for name in ("purpose", "agent") if isinstance(plain, dict) and name in plain}
+    return plain.get("agent") if isinstance(plain, dict) else None
 
 
 @pytest.fixture

@@ -31,7 +31,7 @@ async def test_a_run_is_resumed_before_temporal_has_heard_that_it_failed(engine:
             raise BadRequestError("no")
         return "Done."
 
-    held = Held("perdure.model", only="close")
+    held = Held("perdure.close")
     async with served(engine, held, reply) as client:
         run = await client.start("clerk", "Go.")
         await told(run, "run", "failed")
@@ -61,7 +61,7 @@ async def test_a_failure_that_temporal_does_not_hear_of_is_not_waited_for_for_ev
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("perdure.client.messages.CATCH_UP_SECONDS", 0.1)
-    held = Held("perdure.model", only="close")
+    held = Held("perdure.close")
     async with served(engine, held, [fail(BadRequestError("no"))]) as client:
         run = await client.start("clerk", "Go.")
         await told(run, "run", "failed")
@@ -132,7 +132,7 @@ async def _is_paused(run: Run) -> bool:
 async def test_a_limit_is_raised_before_the_run_has_heard_that_it_pauses_there(
     engine: Engine, looks: list[Status]
 ) -> None:
-    held = Held("perdure.model", only="close")
+    held = Held("perdure.close")
     options = {"limits": Limits(tokens=1), "on_limit": "pause"}
     async with served(engine, held, [call("free"), "Done."], **options) as client:
         run = await client.start("clerk", "Go.")
