@@ -18,7 +18,7 @@ from .types.interface import WORKFLOW_TYPE, OutputT, Response, build_run_memo
 from .types.run_ids import build_run_id
 
 if TYPE_CHECKING:
-    from .agent.agent import Agent
+    from .agent.spec import Agent
 
 
 @overload

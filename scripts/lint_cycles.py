@@ -22,10 +22,10 @@ _EMBEDDED = "Agent.call() runs the embedded engine; imported when called, so tha
 _SIGNATURE = "a type in the signature of Agent.call(), imported for type checkers alone"
 _OWNER = "the type of a public attribute: a run has its client, a turn its run"
 ALLOWED: dict[Import, str] = {
-    ("perdure.agent.agent", "perdure.local_engine"): _EMBEDDED,
-    ("perdure.agent.agent", "perdure.client.client"): _SIGNATURE,
-    ("perdure.agent.agent", "perdure.client.on_approval"): _SIGNATURE,
-    ("perdure.agent.agent", "perdure.client.start"): _SIGNATURE,
+    ("perdure.agent.spec", "perdure.local_engine.engine"): _EMBEDDED,
+    ("perdure.agent.spec", "perdure.client.client"): _SIGNATURE,
+    ("perdure.agent.spec", "perdure.local_engine.on_approval"): _SIGNATURE,
+    ("perdure.agent.spec", "perdure.client.start"): _SIGNATURE,
     ("perdure.client.run", "perdure.client.client"): _OWNER,
     ("perdure.client.turn", "perdure.client.run"): _OWNER,
 }

@@ -1,3 +1,3 @@
 """Agents: their definition, validation, files and typed output."""
 
-from .agent import Agent as Agent
+from .spec import Agent as Agent

@@ -26,7 +26,7 @@ from ..types.compaction import COMPACTION_KINDS, Compaction
 from ..types.interface import FinishProtocol, OnLimit, StrictInput, Versioning
 from ..types.limits import Limits
 from ..types.validation_errors import describe_validation_error
-from .agent import Agent
+from .spec import Agent
 
 # ---
 # Types from a JSON Schema, for agents that are data. Only keywords that a model can be held to are supported.

@@ -19,7 +19,7 @@ from ..tools import SubagentTool, Tool
 from ..tools.approvals import Approval, Rule
 from ..types.messages import clean_json_text
 from ..types.redaction import find_credentials, redact_credentials
-from .agent import Agent
+from .spec import Agent
 
 MAX_DEFINITION_BYTES = 256 * 1024
 """Most bytes of a definition; a longer one is stored without its schemas, then with shortened texts, then without its

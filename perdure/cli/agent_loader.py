@@ -18,7 +18,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ..agent.agent import Agent
+from ..agent.spec import Agent
 from ..errors import DefinitionError, InvalidInputError, PerdureError
 from ..hooks.hook import evaluate_signature
 from ..ports import Toolset

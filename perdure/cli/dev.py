@@ -48,7 +48,7 @@ def dev(
 
 async def _serve_with_reload(file: str, server: StoreOptions, task_queue: str | None, agents: Path | None) -> None:
     from .. import config
-    from ..local_engine import build_program_queue_name
+    from ..local_engine.engine import build_program_queue_name
 
     queue = config.named_task_queue(task_queue) or build_program_queue_name(Path(file))
     async with open_client(server, start_server=True, task_queue=queue) as client:

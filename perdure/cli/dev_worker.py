@@ -15,7 +15,7 @@ from temporalio.worker import Worker as TemporalWorker
 from ..embedded.process import call_when_orphaned, report_to_parent
 from ..errors import DefinitionError, InvalidInputError, PerdureError
 from ..event_loop import run_event_loop
-from ..local_engine import build_agent_queue_name
+from ..local_engine.engine import build_agent_queue_name
 from ..terminal import print_line
 from ..worker import PerdurePlugin
 from ..worker.agent_folder import AgentFolder

@@ -16,7 +16,7 @@ from .connection import ServerOptions
 from .output import OutputOptions
 
 if TYPE_CHECKING:
-    from ..agent.agent import Agent
+    from ..agent.spec import Agent
     from ..embedded.diagnosis import Finding
     from ..ports import ModelRef, Store, Toolset, ToolSpec
 

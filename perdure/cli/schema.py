@@ -15,7 +15,7 @@ from .options import complete_agents
 from .output import OutputOptions
 
 if TYPE_CHECKING:
-    from ..agent.agent import Agent
+    from ..agent.spec import Agent
 
 SchemaKind = Literal["start", "message", "status", "turn", "response"]
 """The parts of the interface."""

@@ -149,7 +149,7 @@ async def _serve(
     task_queue: str | None,
 ) -> None:
     from .. import config
-    from ..local_engine import build_program_queue_name
+    from ..local_engine.engine import build_program_queue_name
     from ..stages.loop_watch import LoopWatch
     from ..web.app import create_app
     from .agent_loader import load_agent_module

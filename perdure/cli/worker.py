@@ -19,7 +19,7 @@ from .connection import ServerOptions, StoreOptions, get_server_address, mask_pa
 from .options import AgentsOption, TaskQueueOption
 
 if TYPE_CHECKING:
-    from ..agent.agent import Agent
+    from ..agent.spec import Agent
     from ..client.client import Client
     from ..worker import Worker
     from ..worker.versioning import Deployment
@@ -40,7 +40,7 @@ async def open_client_for_agent(
             yield client, agent
         return
     from .. import config
-    from ..local_engine import LOCAL_DRAIN_SECONDS, build_program_queue_name
+    from ..local_engine.engine import LOCAL_DRAIN_SECONDS, build_program_queue_name
     from ..worker import Worker
     from .agent_loader import load_agent_module
 

@@ -49,7 +49,7 @@ from .turn import Turn
 from .visibility import RunSummary, create_store, list_runs
 
 if TYPE_CHECKING:
-    from ..agent.agent import Agent
+    from ..agent.spec import Agent
     from ..context.run_context import ContextT
     from ..ports import Store
     from .grants import McpGrants

@@ -57,7 +57,7 @@ from .visibility import (
 )
 
 if TYPE_CHECKING:
-    from ..agent.agent import Agent
+    from ..agent.spec import Agent
     from ..ports import Store
     from ..toolsets import Artifact
     from ..types.events import Event

@@ -41,7 +41,7 @@ from .message_content import AnyOverride, build_user_message, check_file_urls, h
 from .run import Run
 
 if TYPE_CHECKING:
-    from ..agent.agent import Agent
+    from ..agent.spec import Agent
 
 
 logger = logging.getLogger("perdure.client")

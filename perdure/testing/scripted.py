@@ -20,11 +20,11 @@ from typing import Any, Generic, Literal, TypeVar
 
 from temporalio.client import Client as TemporalClient
 
-from ..agent.agent import Agent
+from ..agent.spec import Agent
 from ..client.client import Client
 from ..client.turn import Turn
 from ..errors import ProviderError
-from ..local_engine import local
+from ..local_engine.engine import local
 from ..ports import ModelRequest, Provider, Store, StreamEvent
 from ..ports.test_seams import fake_models, fake_servers
 from ..tools import Tool

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..activities import Agents
-from ..agent.agent import Agent
 from ..agent.agent_file import AGENT_FILE_SUFFIXES, load_agent
+from ..agent.spec import Agent
 from ..errors import InvalidInputError, PerdureError
 from ..ports import Toolset
 

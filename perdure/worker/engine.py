@@ -36,8 +36,8 @@ from ..activities.hooks import MESSAGE_EVENTS
 from ..activities.run_context import AuthResolver
 from ..activities.tools import get_cancellation
 from ..activities.toolsets import Toolsets
-from ..agent.agent import Agent
 from ..agent.definition import build_agent_row
+from ..agent.spec import Agent
 from ..client.visibility import create_store
 from ..context.auth import AuthFunction
 from ..encryption import IN_PROCESS_ADDRESS, KeyRing

@@ -33,7 +33,7 @@ from temporalio.worker import (
 from temporalio.worker import Worker as TemporalWorker
 from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner
 
-from ..agent.agent import Agent
+from ..agent.spec import Agent
 from ..context.auth import AuthFunction
 from ..errors import DefinitionError, ThreadsLostError
 from ..hooks import Hook, HookSet

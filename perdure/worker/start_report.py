@@ -20,7 +20,7 @@ from temporalio.common import WorkerDeploymentVersion
 from temporalio.service import RPCError, RPCStatusCode
 
 from ..activities import Agents
-from ..agent.agent import Agent
+from ..agent.spec import Agent
 from ..embedded.diagnosis import Finding, check_search_attributes
 from ..errors import PerdureError
 from ..ports import RunRow, Store, WaitRow

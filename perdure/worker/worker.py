@@ -15,7 +15,7 @@ from typing import Any
 from temporalio.worker import Worker as TemporalWorker
 
 from .. import config
-from ..agent.agent import Agent
+from ..agent.spec import Agent
 from ..client.client import Client
 from ..client.tasks import StartWait
 from ..context.auth import AuthFunction

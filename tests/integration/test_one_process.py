@@ -18,7 +18,7 @@ from perdure import Agent, Client, PerdurePlugin, tool
 from perdure.activities import Agents
 from perdure.config import get_shared_task_queue
 from perdure.errors import ApprovalPendingError, DefinitionError
-from perdure.local_engine import build_agent_queue_name
+from perdure.local_engine.engine import build_agent_queue_name
 from perdure.providers import OpenAIChat, register_provider, registry
 from perdure.testing import ScriptedProvider, call
 from perdure.worker.drain import Drain, RunningActivities

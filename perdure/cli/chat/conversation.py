@@ -20,7 +20,7 @@ from ..show import RunDetails, read_run_details
 from .requests import AnswerEntry, ApprovalEntry
 
 if TYPE_CHECKING:
-    from ...agent.agent import Agent
+    from ...agent.spec import Agent
     from ...client.client import Client
     from ...client.turn import Turn
     from ...types.approvals import DecidedApproval

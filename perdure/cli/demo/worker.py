@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from ...agent.agent import Agent
+from ...agent.spec import Agent
 from ...embedded.process import call_when_orphaned, report_to_parent
 from ...errors import PerdureError
 from ...terminal import truncate_text

@@ -13,20 +13,20 @@ from pathlib import Path
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
-from . import config
-from .agent.agent import Agent
-from .client.client import Client
-from .client.on_approval import ApprovalHandler, check_on_approval
-from .client.run import NO_WORKER_SECONDS, Run
-from .client.tasks import background_task, wait_beside
-from .client.visibility import quote_literal
-from .errors import ApprovalPendingError, InvalidInputError, NoWorkerError, PerdureError, RunClosedError
-from .event_loop import run_event_loop
-from .ports.test_seams import find_fake_server
-from .tools import Tool
-from .types.interface import OutputT, Response
-from .types.messages import MessageInput
-from .worker import Lifespan, Worker
+from .. import config
+from ..agent.spec import Agent
+from ..client.client import Client
+from ..client.run import NO_WORKER_SECONDS, Run
+from ..client.tasks import background_task, wait_beside
+from ..client.visibility import quote_literal
+from ..errors import ApprovalPendingError, InvalidInputError, NoWorkerError, PerdureError, RunClosedError
+from ..event_loop import run_event_loop
+from ..ports.test_seams import find_fake_server
+from ..tools import Tool
+from ..types.interface import OutputT, Response
+from ..types.messages import MessageInput
+from ..worker import Lifespan, Worker
+from .on_approval import ApprovalHandler, check_on_approval
 
 T = TypeVar("T")
 

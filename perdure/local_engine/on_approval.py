@@ -14,7 +14,10 @@ from contextlib import suppress
 from datetime import datetime
 from typing import Any, Literal
 
-from ..agent.agent import Agent
+from ..agent.spec import Agent
+from ..client.inbox import PendingCall, list_pending_calls_of_run
+from ..client.run import Run
+from ..client.tasks import background_task
 from ..errors import (
     ApprovalDecidedError,
     ApprovalExpiredError,
@@ -29,9 +32,6 @@ from ..errors import (
 from ..terminal import escape_line
 from ..tools import CallbackTool, SubagentTool
 from ..types.forms import find_form_mismatch
-from .inbox import PendingCall, list_pending_calls_of_run
-from .run import Run
-from .tasks import background_task
 
 OnApproval = Literal["prompt", "raise", "wait", "approve"] | Callable[[PendingCall], Any]
 """A function, sync or async, that takes a pending call: True approves, False denies, None leaves it pending. For a

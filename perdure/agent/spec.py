@@ -63,8 +63,8 @@ if TYPE_CHECKING:
     from typing import _SpecialForm  # what Literal[…] is to mypy
 
     from ..client.client import Client
-    from ..client.on_approval import OnApproval
     from ..client.start import History
+    from ..local_engine.on_approval import OnApproval
     from ..ports import Provider, Toolset, ToolSpec
     from ..tools.tool import Function, TakesAnyContext
     from ..types.compaction import Compaction
@@ -528,7 +528,7 @@ class Agent(AgentDecorators[ContextT, OutputT]):
         stays, and the same call continues it. Raises the run's error, and that of the function; ``InvalidInputError``
         and ``DefinitionError`` for wrong arguments; ``NoWorkerError`` if no worker of ``client`` takes it for 10 s.
         """
-        from ..local_engine import call_agent
+        from ..local_engine.engine import call_agent
 
         options: Any = {"auth_context": auth_context, "history": history, "override": override}
         return await call_agent(self, message, id, client, on_approval, context=context, **options)
@@ -553,7 +553,7 @@ class Agent(AgentDecorators[ContextT, OutputT]):
         ``run.events()``. Closing the stream before its end cancels the run, unless it has an ``id``. Raises as
         :meth:`call`, at its end.
         """
-        from ..local_engine import stream_agent
+        from ..local_engine.engine import stream_agent
 
         options: Any = {"auth_context": auth_context, "history": history, "override": override}
         return stream_agent(self, message, id, client, on_approval, context=context, **options)
@@ -573,7 +573,7 @@ class Agent(AgentDecorators[ContextT, OutputT]):
         """Do the same as :meth:`call`, and yield the output so far while the model writes it, and last the validated
         output: ``async for outline in agent.stream_output("…")``. See ``Run.stream_output``; closing the stream before
         its end: see :meth:`stream`."""
-        from ..local_engine import stream_agent_output
+        from ..local_engine.engine import stream_agent_output
 
         options: Any = {"auth_context": auth_context, "history": history, "override": override}
         return stream_agent_output(self, message, id, client, on_approval, context=context, **options)
@@ -591,7 +591,7 @@ class Agent(AgentDecorators[ContextT, OutputT]):
         on_approval: OnApproval | None = None,
     ) -> Response[OutputT]:
         """Do the same as :meth:`call` in code without an event loop. Raises ``RuntimeError`` inside a running one."""
-        from ..local_engine import call_agent, run_sync
+        from ..local_engine.engine import call_agent, run_sync
 
         options: Any = {"auth_context": auth_context, "history": history, "override": override}
         return run_sync(lambda: call_agent(self, message, id, client, on_approval, context=context, **options))
