@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..agent.output import OutputError, OutputValidator
-from ..agent.spec import Agent
+from ..agent.spec import AgentSpec as Agent
 from ..errors import AbortError, HookError, ModelRetry, OutputLimitError, ParseError, PerdureError
 from ..loop.finish import (
     MAX_CUT_REPLIES,

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
-from ..agent.spec import Agent
+from ..agent.spec import AgentSpec as Agent
 from ..errors import AgentNotFoundError, DefinitionError, ParseError
 from ..hooks import Hook, HookArguments, HookEvent, HookSet, list_hook_events, run_hooks, select_hooks
 from ..hooks.dispatch import (

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 from ..agent.overrides import merge_caller_override
-from ..agent.spec import Agent
+from ..agent.spec import AgentSpec as Agent
 from ..agent.validation import build_instruction_arguments, build_missing_price_error, build_missing_usage_error
 from ..errors import DefinitionError, InvalidInputError, ToolError
 from ..hooks import HookSet

@@ -1,3 +1,3 @@
 """Agents: their definition, validation, files and typed output."""
 
-from .spec import Agent as Agent
+from .spec import AgentSpec as AgentSpec

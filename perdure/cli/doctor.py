@@ -16,7 +16,7 @@ from .connection import ServerOptions
 from .output import OutputOptions
 
 if TYPE_CHECKING:
-    from ..agent.spec import Agent
+    from ..agent.spec import AgentSpec
     from ..embedded.diagnosis import Finding
     from ..ports import ModelRef, Store, Toolset, ToolSpec
 
@@ -140,7 +140,7 @@ async def _check_file(file: str) -> list[Finding]:
     return [finding for agent in loaded.agents async for finding in _check_tools(agent)]
 
 
-async def _check_tools(agent: Agent) -> AsyncIterator[Finding]:
+async def _check_tools(agent: AgentSpec) -> AsyncIterator[Finding]:
     from ..activities.toolsets import settle_tool_names
     from ..embedded.diagnosis import Finding
     from ..tools.tool import ToolsetTool, pin_tools
@@ -167,7 +167,7 @@ async def _check_tools(agent: Agent) -> AsyncIterator[Finding]:
             yield finding
 
 
-async def _list_tools(toolset: Toolset, agent: Agent) -> Sequence[object]:
+async def _list_tools(toolset: Toolset, agent: AgentSpec) -> Sequence[object]:
     from ..tools import RunContext
 
     try:

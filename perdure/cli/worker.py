@@ -19,7 +19,7 @@ from .connection import ServerOptions, StoreOptions, get_server_address, mask_pa
 from .options import AgentsOption, TaskQueueOption
 
 if TYPE_CHECKING:
-    from ..agent.spec import Agent
+    from ..agent.spec import AgentSpec
     from ..client.client import Client
     from ..worker import Worker
     from ..worker.versioning import Deployment
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 @asynccontextmanager
 async def open_client_for_agent(
     server: ServerOptions, agent: str, *, file: str | None, task_queue: str | None
-) -> AsyncIterator[tuple[Client, str | Agent]]:
+) -> AsyncIterator[tuple[Client, str | AgentSpec]]:
     """A client and the agent to start, for ``perdure run`` and ``chat``. Starts a server if none runs.
 
     With ``file`` its agents are served by this process, on the file's own queue, and the agent is the object, so that

@@ -57,7 +57,7 @@ from .visibility import (
 )
 
 if TYPE_CHECKING:
-    from ..agent.spec import Agent
+    from ..agent.spec import AgentSpec
     from ..ports import Store
     from ..toolsets import Artifact
     from ..types.events import Event
@@ -87,7 +87,7 @@ class Run(StreamReader[OutputT]):
         self,
         client: Client,
         handle: WorkflowHandle[Any, Any],
-        agent: Agent[Any, OutputT] | str | None = None,
+        agent: AgentSpec[Any, OutputT] | str | None = None,
         *,
         output: Any = None,
     ) -> None:

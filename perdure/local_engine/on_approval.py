@@ -14,7 +14,7 @@ from contextlib import suppress
 from datetime import datetime
 from typing import Any, Literal
 
-from ..agent.spec import Agent
+from ..agent.spec import AgentSpec
 from ..client.inbox import PendingCall, list_pending_calls_of_run
 from ..client.run import Run
 from ..client.tasks import background_task
@@ -132,7 +132,7 @@ def check_on_approval(on_approval: Any) -> OnApproval:
 class ApprovalHandler:
     """Decides the pending calls of ``run``, beside what the client waits for."""
 
-    def __init__(self, run: Run, agent: Agent, on_approval: OnApproval) -> None:
+    def __init__(self, run: Run, agent: AgentSpec, on_approval: OnApproval) -> None:
         self._run = run
         self._on_approval = on_approval
         self._decided: set[tuple[str, datetime | None]] = set()
@@ -187,7 +187,7 @@ class ApprovalHandler:
                 raise InvalidInputError(f"on_approval returned {decision!r:.100}", hint=hint)
 
 
-def _can_agent_wait(agent: Agent) -> bool:
+def _can_agent_wait(agent: AgentSpec) -> bool:
     """Whether a call of ``agent`` may wait for a person: a tool that takes the context may ask a question."""
     if agent.approvals or agent.subagents or agent.hooks.on("on_iteration"):  # a branch's calls may wait
         return True

@@ -13,7 +13,7 @@ from functools import partial
 from time import monotonic
 from typing import Any, Protocol, TypeVar
 
-from ..agent.spec import Agent
+from ..agent.spec import AgentSpec as Agent
 from ..context.auth import AuthContext
 from ..errors import AbortError
 from ..hooks import Hook

@@ -37,7 +37,7 @@ from ..activities.run_context import AuthResolver
 from ..activities.tools import get_cancellation
 from ..activities.toolsets import Toolsets
 from ..agent.definition import build_agent_row
-from ..agent.spec import Agent
+from ..agent.spec import AgentSpec
 from ..client.visibility import create_store
 from ..context.auth import AuthFunction
 from ..encryption import IN_PROCESS_ADDRESS, KeyRing
@@ -114,7 +114,7 @@ class SearchAttributeCheck:
         return attributes.names
 
 
-async def record_agents(store: Store, agents: Iterable[Agent]) -> None:
+async def record_agents(store: Store, agents: Iterable[AgentSpec]) -> None:
     """Record the definitions of the agents, for programs that show them without their code.
 
     Raises no error of the store: a worker starts whose store cannot be written just now, as work then waits for it.
@@ -136,7 +136,7 @@ async def record_agents(store: Store, agents: Iterable[Agent]) -> None:
 # Settings of a worker: limits per provider, rate of its task queue, and size of its caches.
 
 
-def check_provider_limits(limits: Any, agents: Iterable[Agent]) -> dict[str, RateLimit]:
+def check_provider_limits(limits: Any, agents: Iterable[AgentSpec]) -> dict[str, RateLimit]:
     """Check ``provider_limits``, by the names of providers, or of the classes of agents' own. Raises
     ``DefinitionError``."""
     if limits is None:
@@ -330,7 +330,7 @@ class Engine:
 
     def __init__(
         self,
-        agents: Iterable[Agent] = (),
+        agents: Iterable[AgentSpec] = (),
         *,
         store_url: str | None = None,
         store: Store | None = None,
@@ -348,8 +348,8 @@ class Engine:
         self.max_cached_runs = MAX_CACHED_RUNS  # whose transcripts and outcomes are kept
         self._stream = stream
         self.hooks = HookSet(validate_hooks("worker", hooks))
-        hook_agents = (agent for hook in self.hooks for agent in hook.agents if isinstance(agent, Agent))
-        self.agents = Agents(agents if isinstance(agents, Agent) else [*agents, *hook_agents], tools)
+        hook_agents = (agent for hook in self.hooks for agent in hook.agents if isinstance(agent, AgentSpec))
+        self.agents = Agents(agents if isinstance(agents, AgentSpec) else [*agents, *hook_agents], tools)
         self._provider_limits = check_provider_limits(provider_limits, self.agents)
         self._throttles: dict[str, Throttle] = {}
         self.store = store or open_store(
@@ -507,14 +507,14 @@ class Engine:
     def _get_resources(self) -> Any:
         return self._resources.value
 
-    def _build_model_chain(self, agent: Agent) -> Provider:
+    def _build_model_chain(self, agent: AgentSpec) -> Provider:
         def find(model: ModelRef) -> Provider:
             in_place = find_fake_model(agent.name, str(model), model.own)
             return in_place or model.own or get_provider(model.provider)
 
         return ModelChain(agent.chain, find, throttles=self._throttles, report_wait=report_waiting)
 
-    def _can_force(self, agent: Agent) -> bool:
+    def _can_force(self, agent: AgentSpec) -> bool:
         """Whether every model of ``agent`` takes ``tool_choice``: a provider declares ``tool_choice = False`` if
         not."""
         models = [

@@ -71,6 +71,7 @@ NOT_FOR_A_PROGRAM = (
     *("perdure.ports.store", "perdure.ports.model", "perdure.hooks.dispatch", "perdure.hooks.step"),
     *("perdure.providers.endpoint", "perdure.providers.pricing", "perdure.store.objects", "perdure.client.inbox"),
     *("perdure.client.fork", "perdure.client.schedules", "perdure.agent.xml", "perdure.types.compaction"),
+    *("perdure.local_engine.engine", "perdure.local_engine.on_approval", "perdure.agent.agent_file"),
     *("perdure.embedded.address", "perdure.embedded.record", "temporalio.envconfig"),
 )
 NOT_FOR_A_CLIENT = ("perdure.agent", "perdure.providers", "perdure.tools", "perdure.hooks")
@@ -84,7 +85,7 @@ def run_python(code: str) -> Any:
 @pytest.mark.parametrize(
     ("code", "without", "most"),
     [
-        (PROGRAM, NOT_FOR_A_PROGRAM, 74),
+        (PROGRAM, NOT_FOR_A_PROGRAM, 78),
         ("from perdure import Client", (*NOT_FOR_A_PROGRAM, *NOT_FOR_A_CLIENT), 52),
     ],
     ids=["program", "client"],

@@ -25,6 +25,7 @@ import perdure.types
 PUBLIC = [
     "Abort",
     "Agent",
+    "AgentSpec",
     "Approval",
     "Client",
     "ClientTool",

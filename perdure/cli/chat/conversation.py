@@ -20,7 +20,7 @@ from ..show import RunDetails, read_run_details
 from .requests import AnswerEntry, ApprovalEntry
 
 if TYPE_CHECKING:
-    from ...agent.spec import Agent
+    from ...agent.spec import AgentSpec
     from ...client.client import Client
     from ...client.turn import Turn
     from ...types.approvals import DecidedApproval
@@ -109,7 +109,7 @@ class ChatSession:
     """Opens the conversation with the first message, or goes on with the one of that id."""
 
     def __init__(
-        self, client: Client, agent: str | Agent, id: str, opening: dict[str, Any], files: Sequence[File] = ()
+        self, client: Client, agent: str | AgentSpec, id: str, opening: dict[str, Any], files: Sequence[File] = ()
     ) -> None:
         self.agent_name = agent if isinstance(agent, str) else agent.name
         self.run = client.run(id)

@@ -11,9 +11,8 @@ from temporalio.common import VersioningBehavior, WorkerDeploymentVersion
 from temporalio.worker import WorkerConfig, WorkerDeploymentConfig
 from temporalio.workflow import _Definition
 
-from perdure import Agent, PerdurePlugin
+from perdure import Agent, PerdurePlugin, load_agent
 from perdure.activities import Agents
-from perdure.agent.agent_file import load_agent
 from perdure.agent.definition import describe_agent
 from perdure.cli.worker import read_version
 from perdure.errors import DefinitionError, RuntimeSetupError
