@@ -8,7 +8,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from .lazy_names import NameLoader
+from ._lazy import NameLoader
 
 if TYPE_CHECKING:
     from . import errors as errors

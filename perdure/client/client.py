@@ -17,12 +17,12 @@ from temporalio.exceptions import WorkflowAlreadyStartedError
 from temporalio.service import TLSConfig
 from typing_extensions import Unpack
 
-from .. import config
-from ..encryption import AuthMapping, seal_auth
+from .. import _config as config
+from .._encryption import AuthMapping, seal_auth
 from ..errors import InvalidInputError, RunNotFoundError, TranscriptUnavailableError
 from ..store import Chain, open_store
 from ..store.cache import ByteLRU
-from ..temporal_service import build_schedule_action, start_run_workflow
+from ..temporal.service import build_schedule_action, start_run_workflow
 from ..types.approvals import PendingKind
 from ..types.client_tools import ClientTool
 from ..types.interface import FIRST_MESSAGE_MEMO, Mode, OutputT
@@ -61,7 +61,7 @@ if TYPE_CHECKING:
     from .retention import Deletion, GarbageReport
     from .schedules import Overlap, Schedule, ScheduleStatus
     from .tokens import ApiTokens
-    from .webhooks import Webhooks
+    from .webhook_subscriptions import Webhooks
 
 KNOWN_ENDS_BYTES = 8 * 1024 * 1024
 """Budget of :attr:`Client.known_ends`: some ten thousand ends."""
@@ -547,7 +547,7 @@ class Client:
     @property
     def webhooks(self) -> Webhooks:
         """The webhooks that runs' events are delivered to. Needs the store."""
-        from .webhooks import Webhooks
+        from .webhook_subscriptions import Webhooks
 
         return Webhooks(self)
 

@@ -14,7 +14,7 @@ from pydantic import BaseModel
 from typing_extensions import TypedDict
 
 from .. import ports
-from ..encryption import AuthMapping
+from .._encryption import AuthMapping
 from ..errors import InvalidInputError, PerdureError, RunExistsError, RunNotFoundError, TranscriptCorruptedError
 from ..loop.requests import parse_start
 from ..loop.transcript import list_open_calls

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass, fields
 
-from .. import temporal_service
+from ..temporal import service as temporal_service
 from .home import Home, current_home, open_private
 from .process import is_alive
 

@@ -15,8 +15,8 @@ from contextlib import AsyncExitStack, asynccontextmanager, closing, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
-from .. import temporal_service
 from ..errors import RuntimeSetupError, ServerStartError
+from ..temporal import service as temporal_service
 from .binary import Binary, ensure_binary
 from .home import Home, current_home, hold_lock, take_lock, try_lock
 from .process import is_alive, read_start_token, spawn_detached, terminate_process

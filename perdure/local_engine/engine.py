@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
-from .. import config
+from .. import _config as config
+from .._event_loop import run_event_loop
 from ..agent.spec import AgentSpec
 from ..client.client import Client
 from ..client.run import NO_WORKER_SECONDS, Run
 from ..client.tasks import background_task, wait_beside
 from ..client.visibility import quote_literal
 from ..errors import ApprovalPendingError, InvalidInputError, NoWorkerError, PerdureError, RunClosedError
-from ..event_loop import run_event_loop
 from ..ports.test_seams import find_fake_server
 from ..tools import Tool
 from ..types.interface import OutputT, Response

@@ -14,6 +14,7 @@ from contextlib import suppress
 from datetime import datetime
 from typing import Any, Literal
 
+from .._terminal import escape_line
 from ..agent.spec import AgentSpec
 from ..client.inbox import PendingCall, list_pending_calls_of_run
 from ..client.run import Run
@@ -29,7 +30,6 @@ from ..errors import (
     ServerUnreachableError,
     StoreError,
 )
-from ..terminal import escape_line
 from ..tools import CallbackTool, SubagentTool
 from ..types.forms import find_form_mismatch
 

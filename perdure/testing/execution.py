@@ -30,7 +30,7 @@ from ..ports import timestamp
 from ..stages.interceptor import attach_search_attributes
 from ..stages.retries import decide_retry
 from ..stages.stage import CollectCall, ModelCall, ToolCall
-from ..temporal_errors import ACCEPTED_UPDATE_ENDED
+from ..temporal.errors import ACCEPTED_UPDATE_ENDED
 from ..types.interface import SEARCH_ATTRIBUTES, WORKFLOW_TYPE
 from ..types.wire import (
     COLLECT_ACTIVITY,

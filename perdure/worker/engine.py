@@ -20,7 +20,8 @@ from typing import Any
 from temporalio import activity
 from temporalio.client import Client as TemporalClient
 
-from .. import config
+from .. import _config as config
+from .._encryption import IN_PROCESS_ADDRESS, KeyRing
 from ..activities import (
     Agents,
     AuthorLoop,
@@ -40,7 +41,6 @@ from ..agent.definition import build_agent_row
 from ..agent.spec import AgentSpec
 from ..client.visibility import create_store
 from ..context.auth import AuthFunction
-from ..encryption import IN_PROCESS_ADDRESS, KeyRing
 from ..errors import DefinitionError, RuntimeSetupError, StoreError
 from ..hooks import Hook, HookSet, list_hook_events, validate_hooks
 from ..hooks.hook import evaluate_signature
@@ -67,11 +67,11 @@ from ..stages.transcript import TranscriptStage
 from ..store import Chain, open_store
 from ..store.cache import CACHE_BYTES, ByteLRU, CacheBudget, CachedJournal
 from ..store.objects import check_blob_location
-from ..temporal_service import get_search_attributes
+from ..temporal.service import get_search_attributes
 from ..tools import Tool, format_error
 from ..types.limits import RateLimit
 from ..types.wire import CollectOutput, ToolOutput
-from .webhooks import WebhookActivity, dispatch_webhooks
+from .webhook_delivery import WebhookActivity, dispatch_webhooks
 
 # ---
 # The search attributes of a worker's namespace, with a warning for missing ones.

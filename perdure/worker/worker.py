@@ -14,7 +14,7 @@ from typing import Any
 
 from temporalio.worker import Worker as TemporalWorker
 
-from .. import config
+from .. import _config as config
 from ..agent.spec import AgentSpec
 from ..client.client import Client
 from ..client.tasks import StartWait
@@ -24,7 +24,7 @@ from ..errors import RuntimeSetupError, StoreError
 from ..hooks import Hook, HookSet
 from ..ports import Toolset
 from ..store.cache import CACHE_BYTES
-from ..temporal_service import check_namespace
+from ..temporal.service import check_namespace
 from ..tools import Tool
 from ..types.limits import RateLimit
 from .agent_folder import AgentFolder

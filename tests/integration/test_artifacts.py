@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from perdure import Agent, RunContext, Tool, ToolContext, hook, tool, toolsets
+from perdure import Agent, RunContext, Tool, ToolContext, hook, tool
+from perdure import artifacts as toolsets
+from perdure.artifacts import Artifacts
 from perdure.errors import InvalidInputError
 from perdure.testing import ScriptedProvider, call
-from perdure.toolsets import Artifacts
 from perdure.types.messages import ToolResultPart
 from tests.support.checks import results
 from tests.support.cli import Cli

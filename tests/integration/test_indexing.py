@@ -12,9 +12,10 @@ from temporalio.api.enums.v1 import EventType, IndexedValueType
 from temporalio.api.operatorservice.v1 import AddSearchAttributesRequest, RemoveSearchAttributesRequest
 from temporalio.client import Client as TemporalClient
 
-from perdure import Agent, Client, Limits, Run, Worker, temporal_service, tool
+from perdure import Agent, Client, Limits, Run, Worker, tool
 from perdure.errors import InvalidInputError, RuntimeSetupError
 from perdure.ports import ModelRequest
+from perdure.temporal import service as temporal_service
 from perdure.testing import ScriptedProvider, call
 from perdure.types.interface import (
     AGENT_ATTRIBUTE,

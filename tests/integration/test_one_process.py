@@ -15,8 +15,8 @@ from temporalio.common import RawValue
 from temporalio.worker import Worker as TemporalWorker
 
 from perdure import Agent, Client, PerdurePlugin, tool
+from perdure._config import get_shared_task_queue
 from perdure.activities import Agents
-from perdure.config import get_shared_task_queue
 from perdure.errors import ApprovalPendingError, DefinitionError
 from perdure.local_engine.engine import build_agent_queue_name
 from perdure.providers import OpenAIChat, register_provider, registry

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from temporalio.service import RPCError, RPCStatusCode
 
-from perdure import temporal_service
+from perdure.temporal import service as temporal_service
 
 
 class Frontend:

@@ -10,9 +10,9 @@ import uuid
 from collections.abc import AsyncIterator, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from ..._terminal import print_line, print_text
 from ...client.decisions import RunWait
 from ...errors import InvalidInputError, PerdureError, RunNotFoundError, RunStuckError
-from ...terminal import print_line, print_text
 from ..options import build_content
 from ..output import OutputOptions, get_answer_text, print_error
 from ..run import show_activity, wait_for_delivery

@@ -13,10 +13,10 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from ..._terminal import truncate_text
 from ...agent.spec import AgentSpec
 from ...embedded.process import call_when_orphaned, report_to_parent
 from ...errors import PerdureError
-from ...terminal import truncate_text
 from ...tools import tool
 from ..agent_loader import AgentModule
 from ..connection import StoreOptions, open_client

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from perdure._encryption import KEY_BYTES, EncryptionKey, KeyRing
 from perdure.activities import AuthorLoop, run_context
 from perdure.activities.run_context import AuthResolver, iter_bound_contexts
 from perdure.context.auth import AuthContext, RunFacts
-from perdure.encryption import KEY_BYTES, EncryptionKey, KeyRing
 from perdure.errors import AbortError, AuthContextError, AuthContextUnavailableError, InvalidInputError
 from perdure.types.subagents import Lineage, PathStep
 from perdure.types.wire import CallFacts

@@ -36,9 +36,8 @@ from temporalio.client import ScheduleActionStartWorkflow, WorkflowExecutionDesc
 from temporalio.common import SearchAttributeKey, SearchAttributePair, TypedSearchAttributes, WorkflowIDReusePolicy
 from temporalio.service import ConnectConfig, RPCError, RPCStatusCode, ServiceClient
 
-from .errors import RuntimeSetupError, ServerStartError
-from .temporal_errors import DENIED_STATUSES, build_namespace_error, is_missing_attribute, translate_rpc_error
-from .types.interface import (
+from ..errors import RuntimeSetupError, ServerStartError
+from ..types.interface import (
     AGENT_ATTRIBUTE,
     SEARCH_ATTRIBUTES,
     TENANT_ATTRIBUTE,
@@ -46,6 +45,7 @@ from .types.interface import (
     WORKFLOW_TYPE,
     build_run_memo,
 )
+from .errors import DENIED_STATUSES, build_namespace_error, is_missing_attribute, translate_rpc_error
 
 RECHECK_SECONDS = 60.0
 """Seconds after which a namespace's attributes are queried again: the delay until ``perdure server setup`` takes
