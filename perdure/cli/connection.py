@@ -105,7 +105,7 @@ async def open_client(
     from temporalio.service import RPCError
 
     from ..temporal.errors import translate_service_error
-    from ..temporal.service import check_namespace
+    from ..temporal.namespaces import check_namespace
 
     try:
         if start_server:  # what serves agents, or starts a run: a mistyped namespace would wait for its worker

@@ -147,7 +147,7 @@ async def _watch_workflow_task(run: Run) -> None:
     from temporalio.api.enums.v1 import PendingWorkflowTaskState
 
     from ..client.visibility import build_closed_status
-    from ..temporal.service import find_failing_task
+    from ..temporal.workflow_tasks import find_failing_task
 
     loop = asyncio.get_running_loop()
     since, scheduled = loop.time(), None

@@ -74,7 +74,8 @@ def setup(
 ) -> None:
     """Register perdure's search attributes on any server, so that one query finds what waits. Safe to repeat."""
     from ..embedded.address import connect, resolve_target
-    from ..temporal.service import ensure_namespace, register_search_attributes
+    from ..temporal.attributes import register_search_attributes
+    from ..temporal.namespaces import ensure_namespace
     from ..types.interface import SEARCH_ATTRIBUTES
 
     async def register() -> tuple[str, str, tuple[str, ...]]:

@@ -22,7 +22,7 @@ from .._encryption import AuthMapping, seal_auth
 from ..errors import InvalidInputError, RunNotFoundError, TranscriptUnavailableError
 from ..store import Chain, open_store
 from ..store.cache import ByteLRU
-from ..temporal.service import build_schedule_action, start_run_workflow
+from ..temporal.start import build_schedule_action, start_run_workflow
 from ..types.approvals import PendingKind
 from ..types.client_tools import ClientTool
 from ..types.interface import FIRST_MESSAGE_MEMO, Mode, OutputT

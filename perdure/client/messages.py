@@ -38,8 +38,9 @@ from ..errors import (
     TranscriptCorruptedError,
 )
 from ..loop.requests import merge_overrides, parse_start
+from ..temporal.attributes import build_start_attributes, forget_search_attributes
 from ..temporal.errors import build_unreachable_error, is_missing_attribute
-from ..temporal.service import TASK_TIMEOUT, build_start_attributes, forget_search_attributes, start_run_workflow
+from ..temporal.start import TASK_TIMEOUT, start_run_workflow
 from ..types.client_tools import ClientTool
 from ..types.interface import (
     FIRST_MESSAGE_MEMO,

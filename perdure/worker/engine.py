@@ -67,7 +67,7 @@ from ..stages.transcript import TranscriptStage
 from ..store import Chain, open_store
 from ..store.cache import CACHE_BYTES, ByteLRU, CacheBudget, CachedJournal
 from ..store.objects import check_blob_location
-from ..temporal.service import get_search_attributes
+from ..temporal.attributes import get_search_attributes
 from ..tools import Tool, format_error
 from ..types.limits import RateLimit
 from ..types.wire import CollectOutput, ToolOutput

@@ -35,7 +35,7 @@ from ..ports import Store
 from ..ports.store import format_utc_now
 from ..stages.loop_watch import LoopWatch
 from ..temporal.errors import is_denied
-from ..temporal.service import find_pollers
+from ..temporal.task_queues import find_pollers
 from ..types.redaction import find_credentials, redact_credentials
 from .drain import Drain, RunningActivities
 

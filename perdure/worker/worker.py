@@ -24,7 +24,7 @@ from ..errors import RuntimeSetupError, StoreError
 from ..hooks import Hook, HookSet
 from ..ports import Toolset
 from ..store.cache import CACHE_BYTES
-from ..temporal.service import check_namespace
+from ..temporal.namespaces import check_namespace
 from ..tools import Tool
 from ..types.limits import RateLimit
 from .agent_folder import AgentFolder

@@ -46,7 +46,7 @@ PYTHON_ONLY = {
 """Whole hints that no command shows, each with the reason."""
 REQUESTS = sorted(name for name in (*HANDLERS.updates, *HANDLERS.signals, *HANDLERS.queries) if name and "_" in name)
 ARGUMENT = re.compile(
-    rf"\b[a-z_]+=(…|[\"'\d])|await |: by\.|\w\(|\bclient\.|`status`|`hash`|Send \{{|{'|'.join(REQUESTS)}"
+    rf"\b[a-z_]+=(…|[\"'\d])|await |: by\.|\w\(|\bclient\.\w|`status`|`hash`|Send \{{|{'|'.join(REQUESTS)}"
 )
 
 
