@@ -77,7 +77,7 @@ NOT_FOR_A_PROGRAM = (
     *("perdure.providers.endpoint", "perdure.providers.pricing", "perdure.store.objects", "perdure.client.inbox"),
     *("perdure.client.fork", "perdure.client.schedules", "perdure.agent.xml", "perdure.types.compaction"),
     *("perdure.local_engine.engine", "perdure.local_engine.on_approval", "perdure.agent.agent_file"),
-    *("perdure.temporal.namespaces", "perdure.temporal.task_queues"),
+    "perdure.temporal.namespaces",
     *("perdure.embedded.address", "perdure.embedded.record", "temporalio.envconfig"),
 )
 NOT_FOR_A_CLIENT = ("perdure.agent", "perdure.providers", "perdure.tools", "perdure.hooks")
