@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from perdure import Agent, RunContext, Tool, ToolContext, hook, tool
-from perdure import artifacts
+from perdure import Agent, RunContext, Tool, ToolContext, artifacts, hook, tool
 from perdure.artifacts import Artifacts
 from perdure.errors import InvalidInputError
 from perdure.testing import ScriptedProvider, call
