@@ -141,7 +141,7 @@ async def _check_file(file: str) -> list[Finding]:
 
 
 async def _check_tools(agent: AgentSpec) -> AsyncIterator[Finding]:
-    from ..activities.toolsets import settle_tool_names
+    from ..calls.toolsets import settle_tool_names
     from ..embedded.diagnosis import Finding
     from ..tools.tool import ToolsetTool, pin_tools
 

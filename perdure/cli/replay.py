@@ -101,7 +101,7 @@ def _replay_open_runs(
     server: ServerOptions, task_queue: str | None, worker: str | None, folder: Path | None
 ) -> ReplayReport:
     from .. import _config as config
-    from ..activities import Agents
+    from ..calls.agents import Agents
     from ..types.interface import WORKFLOW_TYPE
     from ..worker.agent_folder import AgentFolder
     from ..worker.replay import build_open_query, replay_open_runs

@@ -149,8 +149,8 @@ async def _serve(
     task_queue: str | None,
 ) -> None:
     from .. import _config as config
+    from ..calls.loop_watch import LoopWatch
     from ..local_engine.engine import build_program_queue_name
-    from ..stages.loop_watch import LoopWatch
     from ..web.app import create_app
     from .agent_loader import load_agent_module
 

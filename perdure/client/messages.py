@@ -327,12 +327,12 @@ async def build_reopen_start(run: RunHandle, *, from_store: bool = False) -> dic
 async def _is_first_message_recorded(
     run: RunHandle, message: Any, events: AsyncIterator[HistoryEvent], asked_at: str
 ) -> bool:
-    """Whether a call that was given the first message has recorded it: it has completed, or it or a later one wrote
-    the row, whose call was scheduled at ``asked_at``.
+    """Whether a model call or an ending that was given the first message has recorded it: it has completed, or it or a
+    later one wrote the row, whose call was scheduled at ``asked_at``.
 
     Others prove nothing: a pause before the first call, a summary of the history, a step that waits for its branches.
     """
-    from ..types.wire import MODEL_ACTIVITY
+    from ..types.wire import CLOSE_ACTIVITY, MODEL_ACTIVITY
 
     has_content = not isinstance(message, dict) or any(message.get(name) is not None for name in ("content", "input"))
     scheduled: dict[int, str] = {}  # the calls that were given messages: when, by the id of their event
@@ -340,7 +340,7 @@ async def _is_first_message_recorded(
         async for event in events:
             if event.HasField("activity_task_scheduled_event_attributes"):
                 asked = event.activity_task_scheduled_event_attributes
-                if asked.activity_type.name == MODEL_ACTIVITY:
+                if asked.activity_type.name in (MODEL_ACTIVITY, CLOSE_ACTIVITY):
                     model_input = await _decode_first_payload(run, asked.input.payloads)
                     if not has_content or _has_new_message(model_input):
                         scheduled[event.event_id] = ports.timestamp(event.event_time.ToDatetime(UTC))

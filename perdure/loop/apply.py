@@ -59,7 +59,7 @@ def apply_model(state: RunState, step: CallModel, output: ModelOutput) -> None:
     if output.search_attributes is not None:
         state.search_attributes, state.memo_is_written = list(output.search_attributes), output.memo_is_written
     update_compaction_after_reply(state, output)
-    if step.purpose == "force_finish":
+    if step.limit is not None:
         turn.forced, turn.reached = True, step.limit
         _apply_forced_reply(state, turn, output)
         return

@@ -7,7 +7,7 @@ from typing import Literal
 from ..types.run_ids import format_child_run_id
 from ..types.state import BranchingStep, PendingBranch, RunState, ToolCallState
 from ..types.subagents import BackgroundRun, BackgroundStatus, BranchOutcome, CollectCall
-from ..types.wire import ModelOutput
+from ..types.wire import ConversationOutput, ModelOutput
 from .waits import is_waiting_for_approval
 
 # ---
@@ -29,7 +29,7 @@ def open_branches(state: RunState, taken: int, output: ModelOutput) -> None:
     apply_labels(state, output)
 
 
-def apply_labels(state: RunState, output: ModelOutput) -> None:
+def apply_labels(state: RunState, output: ConversationOutput) -> None:
     """Apply the tenant and the user that the first call of an execution has found at its conversation."""
     state.tenant, state.user = output.tenant or state.tenant, output.user or state.user
 

@@ -21,7 +21,7 @@ from ..types.compaction import BYTES_PER_TOKEN, CompactionSettings, Window
 from ..types.interface import FINISH_TOOL
 from ..types.messages import FilePart, Message, OpaquePart, Part, TextPart, ThinkingPart, ToolCallPart, ToolResultPart
 from ..types.state import CompactionState, RunState
-from ..types.wire import ModelOutput
+from ..types.wire import CompactOutput, ModelOutput
 from .children import apply_labels
 from .finish import REMINDER_ID
 from .limits import add_usage
@@ -60,7 +60,7 @@ def update_compaction_after_reply(state: RunState, output: ModelOutput) -> None:
         )
 
 
-def apply_compaction(state: RunState, output: ModelOutput) -> None:
+def apply_compaction(state: RunState, output: CompactOutput) -> None:
     """Apply a compaction: the conversation was rewritten, or nothing could be left out."""
     compaction = state.compaction or CompactionState()
     warned = compaction.warned or (output.compacted is not None and output.compacted.warning is not None)

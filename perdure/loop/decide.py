@@ -33,9 +33,8 @@ class CallModel:
     new: tuple[NewItem, ...]
     taken_from_inbox: int
     """How many messages of the inbox are among ``new``."""
-    purpose: Literal["call", "force_finish"] = "call"
     limit: LimitUse | None = None
-    """The limit for which the model is to finish."""
+    """The limit for which the model has to answer now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,7 +233,7 @@ def _decide_model_call(state: RunState) -> NextStep:
     # "error" and "return" end the turn in end_turn_at_limit and end_turn_at_budget (apply.py, lifecycle.py). What still
     # comes here under them is a message that joined an ended turn: it gets an answer, and no more tools.
     reminder = NewMessage(content=build_force_finish_text(state.limits.protocol, limit), id=REMINDER_ID)
-    return CallModel((*new, reminder), taken, "force_finish", limit)
+    return CallModel((*new, reminder), taken, limit)
 
 
 def _decide_limit_pause(state: RunState, limit: LimitUse) -> NextStep:

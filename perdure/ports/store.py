@@ -204,13 +204,16 @@ def move_text_to_blob(model: DataT, field: str, blobs: list[Blob], empty: str | 
     return model.model_copy(update={field: empty, "blob": add_blob(blobs, text)})
 
 
+OutcomeKind = Literal["model", "compact", "close", "remind", "tool", "block"]
+
+
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The recorded result of an effect: the JSON of a ``ModelOutput`` or ``ToolOutput``; or a block of a worker's event
-    loop by a call (``stages/loop_watch.py``)."""
+    """The recorded result of an effect: the JSON of an activity's output; or a block of a worker's event loop by a call
+    (``calls/loop_watch.py``)."""
 
     key: str
-    kind: Literal["model", "tool", "block"]
+    kind: OutcomeKind
     body: bytes
 
 
@@ -282,7 +285,7 @@ class UsageRow:
     context_id: str
     agent: str
     purpose: str
-    """``ModelInput.purpose``: call, force_finish or compact."""
+    """call, force_finish (the model had to answer at a limit) or compact."""
     provider: str
     """Of a chain of models, the provider that answered last; ``model`` is the model's name, as the provider gave it."""
     model: str

@@ -26,23 +26,19 @@ from temporalio.converter import DataConverter
 from temporalio.exceptions import ActivityError, ApplicationError, ChildWorkflowError, TerminatedError
 from temporalio.exceptions import CancelledError as TemporalCancelledError
 
+from ..calls.call import ActivityCall, ActivityOutput, ModelCall, parse_call
+from ..calls.interceptor import attach_search_attributes
+from ..calls.retries import decide_retry
 from ..ports import timestamp
-from ..stages.interceptor import attach_search_attributes
-from ..stages.retries import decide_retry
-from ..stages.stage import CollectCall, ModelCall, ToolCall
 from ..temporal.errors import ACCEPTED_UPDATE_ENDED
 from ..types.interface import SEARCH_ATTRIBUTES, WORKFLOW_TYPE
 from ..types.wire import (
-    COLLECT_ACTIVITY,
+    CLOSE_ACTIVITY,
+    ENGINE_ACTIVITY_PREFIX,
     MODEL_ACTIVITY,
     NOTHING_RECORDED,
     TOOL_ACTIVITY_PREFIX,
-    CollectInput,
-    CollectOutput,
-    ModelInput,
     ModelOutput,
-    ToolInput,
-    ToolOutput,
 )
 from ..worker import Engine
 from ..workflows import AgentWorkflow
@@ -73,14 +69,14 @@ class ActivityRunner:
         """Run activity ``name`` and return its result; input and result go through JSON. Raises ``ApplicationError``,
         and ``CancelledError`` of Temporal or of asyncio."""
         plain = json.loads(json.dumps(argument))
-        if name not in (MODEL_ACTIVITY, COLLECT_ACTIVITY) and not plain.keys() >= _TOOL_INPUT_FIELDS:
+        if not name.startswith(ENGINE_ACTIVITY_PREFIX) and not plain.keys() >= _TOOL_INPUT_FIELDS:
             return await self._run_remote_tool(name.removeprefix(TOOL_ACTIVITY_PREFIX), plain)
         number, asked_at, scheduled = next(self._numbers), timestamp(datetime.now(UTC)), monotonic()
         attempt = 0
         while True:
             attempt += 1
             owner = f"{self._run_id}/{number}/{attempt}"
-            call = _parse_input(name, plain, scheduled, owner=owner, attempt=attempt, asked_at=asked_at)
+            call = parse_call(name, plain, scheduled=scheduled, owner=owner, attempt=attempt, asked_at=asked_at)
             try:
                 output = await self._run_attempt(call)
             except asyncio.CancelledError:
@@ -110,23 +106,11 @@ class ActivityRunner:
             raise ApplicationError(str(error), type=type(error).__name__, non_retryable=True) from error
         return json.loads(json.dumps(value))
 
-    async def _run_attempt(self, call: ModelCall | ToolCall | CollectCall) -> ModelOutput | ToolOutput | CollectOutput:
-        if isinstance(call, CollectCall):
-            return await self._engine.call_collect(call)
-        if isinstance(call, ToolCall):
-            return await self._engine.call_tool(call)
-        reply = await self._engine.call_model(call)
-        return attach_search_attributes(call, reply.output, tuple(SEARCH_ATTRIBUTES))
-
-
-def _parse_input(
-    name: str, argument: dict[str, Any], scheduled: float, **attempt: Any
-) -> ModelCall | ToolCall | CollectCall:
-    if name == MODEL_ACTIVITY:
-        return ModelCall(ModelInput.model_validate(argument), scheduled=scheduled, **attempt)
-    if name == COLLECT_ACTIVITY:
-        return CollectCall(input=CollectInput.model_validate(argument), **attempt)
-    return ToolCall(ToolInput.model_validate(argument), **attempt)
+    async def _run_attempt(self, call: ActivityCall) -> ActivityOutput:
+        output = await self._engine.run_call(call)
+        if isinstance(call, ModelCall) and isinstance(output, ModelOutput):
+            return attach_search_attributes(call, output, tuple(SEARCH_ATTRIBUTES))
+        return output
 
 
 # ---
@@ -210,9 +194,11 @@ ExecutionEndState = Literal["completed", "failed", "cancelled", "terminated"]
 
 
 @dataclass(slots=True)
-class ModelCallRecord:
-    """A model activity, for the history."""
+class StepRecord:
+    """An activity that adds messages to the conversation (a model call, or the record of an ending), for the
+    history."""
 
+    activity: str
     at: datetime
     input: dict[str, Any]
     output: Any = None
@@ -254,7 +240,7 @@ class Execution(Host):
         self.attributes: dict[str, Any] = {**started.attributes}
         self.memo: dict[str, Any] = {}
         """Changes of the memo that it was started with; None removes a field."""
-        self.model_calls: list[ModelCallRecord] = []
+        self.steps: list[StepRecord] = []
         self._events = 0
         self._updates: dict[str, asyncio.Task[Any]] = {}
         self._closed = asyncio.Event()
@@ -403,9 +389,9 @@ class Execution(Host):
         """See ``Host``. When cancelled, it waits for the call to end, and returns its result."""
         if self.ended is not None:
             raise asyncio.CancelledError("the run was terminated")
-        record = ModelCallRecord(datetime.now(UTC), argument)
-        if name == MODEL_ACTIVITY:
-            self.model_calls.append(record)
+        record = StepRecord(name, datetime.now(UTC), argument)
+        if name in (MODEL_ACTIVITY, CLOSE_ACTIVITY):
+            self.steps.append(record)
         activity = self._loop.create_task(self._activities.run(name, argument), context=self._outside.copy())
         try:
             await asyncio.wait([activity])

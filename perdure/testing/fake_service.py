@@ -27,7 +27,6 @@ from temporalio.service import ConnectConfig, RPCError, RPCStatusCode, ServiceCl
 
 from ..temporal.attributes import build_search_attributes, parse_attribute_type
 from ..types.interface import SEARCH_ATTRIBUTES, WORKFLOW_TYPE
-from ..types.wire import MODEL_ACTIVITY
 from ..worker import Engine
 from .execution import Execution, ExecutionStart, encode_memo
 
@@ -98,21 +97,21 @@ def build_execution_info(execution: Execution) -> WorkflowExecutionInfo:
     return info
 
 
-def build_model_events(execution: Execution) -> list[HistoryEvent]:
-    """Build the events of the model activities."""
+def build_step_events(execution: Execution) -> list[HistoryEvent]:
+    """Build the events of the activities that add to the conversation."""
     events = []
-    for number, call in enumerate(execution.model_calls):
+    for number, step in enumerate(execution.steps):
         scheduled = HistoryEvent(event_id=2 + 2 * number)
         scheduled.event_type = enums.EventType.EVENT_TYPE_ACTIVITY_TASK_SCHEDULED
-        scheduled.event_time.FromDatetime(call.at)
-        scheduled.activity_task_scheduled_event_attributes.activity_type.name = MODEL_ACTIVITY
-        scheduled.activity_task_scheduled_event_attributes.input.CopyFrom(encode_payloads(call.input))
+        scheduled.event_time.FromDatetime(step.at)
+        scheduled.activity_task_scheduled_event_attributes.activity_type.name = step.activity
+        scheduled.activity_task_scheduled_event_attributes.input.CopyFrom(encode_payloads(step.input))
         events.append(scheduled)
-        if call.output is not None:
+        if step.output is not None:
             completed = HistoryEvent(event_id=3 + 2 * number)
             completed.event_type = enums.EventType.EVENT_TYPE_ACTIVITY_TASK_COMPLETED
             completed.activity_task_completed_event_attributes.scheduled_event_id = scheduled.event_id
-            completed.activity_task_completed_event_attributes.result.CopyFrom(encode_payloads(call.output))
+            completed.activity_task_completed_event_attributes.result.CopyFrom(encode_payloads(step.output))
             events.append(completed)
     return events
 
@@ -300,7 +299,7 @@ class InProcessService(ServiceClient):
             attributes.first_execution_run_id = execution.first_execution_run_id
             if execution.started.parent is not None:
                 attributes.parent_workflow_execution.CopyFrom(build_execution_ref(execution.started.parent))
-            events = [start, *build_model_events(execution), *events]
+            events = [start, *build_step_events(execution), *events]
         return api.GetWorkflowExecutionHistoryResponse(history=History(events=events))
 
     async def _on_get_workflow_execution_history_reverse(

@@ -5,7 +5,7 @@ Plain JSON, as in :mod:`.interface`, so that a history is readable.
 
 import math
 import operator
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -20,7 +20,15 @@ from .subagents import BranchOutcome, BranchRequest, Lineage
 from .tool_calls import Call, Clearance, ExternalCallPhase, Question, ToolAnswer
 
 MODEL_ACTIVITY = "perdure.model"
+"""Calls the model with what is new, and records its reply."""
+COMPACT_ACTIVITY = "perdure.compact"
+"""Rewrites the conversation up to the head to a shorter one."""
+CLOSE_ACTIVITY = "perdure.close"
+"""Records new items, and how the run or its turn ended."""
+REMIND_ACTIVITY = "perdure.remind"
+"""Reports calls that still wait for a person."""
 COLLECT_ACTIVITY = "perdure.collect"
+"""Reads what an activity had recorded that ended without a result."""
 NOTHING_RECORDED = "nothing recorded"
 """Detail of the failure or cancellation of an activity whose own code knows that the journal has nothing of it."""
 ENGINE_ACTIVITY_PREFIX = "perdure."
@@ -119,24 +127,17 @@ class RunEnding(Data):
     """With ``waiting``: the client's request for which the session stays paused, although its turn has ended."""
 
 
-class ModelInput(CallFacts):
-    """Input of ``perdure.model``."""
+class ConversationFacts(CallFacts):
+    """Input of an activity that adds to the conversation."""
 
     head: str | None = None
-    new: tuple[NewItem, ...] = ()
-    purpose: Literal["call", "force_finish", "close", "compact", "remind"] = "call"
-    """``force_finish`` asks for the answer now, without tools; ``close`` only records new items; ``compact`` rewrites
-    the conversation up to ``head`` to a shorter one; ``remind`` reports calls that still wait."""
-    window_halvings: int | None = None
-    """How often a window was halved, or how often the same step was compacted before; left out if 0."""
-    refused_head: str | None = None
-    """The head of an earlier try of the same step before it was compacted: followers use it to recognise what they
-    already have. Empty for none: the store has the head of a conversation that is opened again."""
-    warned: bool = Field(default=False, exclude_if=operator.not_)
-    """With ``compact``: an earlier summary of the run had a ``warning``."""
-    closing: RunEnding | None = None
-    reminders: tuple[Reminder, ...] | None = None
-    """For ``remind``."""
+    resume: bool | None = None
+    """``head`` is not known yet: the conversation's last one in the store, if there is one."""
+
+
+class RequestFacts(ConversationFacts):
+    """Input of an activity that sends a request of the agent to a model."""
+
     pinned: BlobRef | None = None
     """The pinned list of the tools of its toolsets."""
     overrides: dict[str, Any] | None = None
@@ -147,17 +148,30 @@ class ModelInput(CallFacts):
     """A caller of a service has sent a message of the turn: an internal agent refuses it."""
     client_tools: ClientTools | None = Field(default=None, exclude_if=is_none)
     """Tools that the turn's client has declared."""
+    cost_limited: bool = Field(default=False, exclude_if=operator.not_)
+    """For a subagent: its parent has a limit of cost, so every reply must have a cost."""
+
+
+class ModelInput(RequestFacts):
+    """Input of ``perdure.model``."""
+
+    activity: ClassVar[str] = MODEL_ACTIVITY
+
+    new: tuple[NewItem, ...] = ()
+    window_halvings: int | None = None
+    """How often a window was halved; left out if 0."""
+    refused_head: str | None = None
+    """The head of an earlier try of the same step before it was compacted: followers use it to recognise what they
+    already have. Empty for none: the store has the head of a conversation that is opened again."""
     mode: Mode | None = None
     """None means "run": left out, as in most calls."""
-    resume: bool | None = None
-    """``head`` is not known yet: the conversation's last one in the store, if there is one."""
     resend: bool = Field(default=False, exclude_if=operator.not_)
     """Content that was withheld because a model's API refused it is sent once more."""
     used: Usage = NO_USAGE
     """Tokens of the turn before this call, and ``cost_usd`` their cost: the store records what a turn used."""
     cost_usd: float | None = None
     limit: LimitUse | None = None
-    """With ``force_finish``: the limit that is the reason."""
+    """The limit for which the model has to answer now, without tools."""
     calls_left: int | None = None
     """Tool calls that limits still allow, if the run has such limits: inline tools respect it."""
     rejected: int | None = None
@@ -166,10 +180,44 @@ class ModelInput(CallFacts):
     """Replies before this one, in a row, that the output limit cut: at the allowed number the run fails."""
     branches: tuple[BranchOutcome, ...] = Field(default=(), exclude_if=operator.not_)
     """Outcomes of the branches that the step policy requested when this step was tried before."""
-    cost_limited: bool = Field(default=False, exclude_if=operator.not_)
-    """For a subagent: its parent has a limit of cost, so every reply must have a cost."""
     revoked: tuple[RevokedApproval, ...] = Field(default=(), exclude_if=operator.not_)
     """Revoked standing approvals that no event has reported yet."""
+
+    @property
+    def is_forced(self) -> bool:
+        """Whether the model has to answer now: the loop runs no call of its reply."""
+        return self.limit is not None
+
+
+class CompactInput(RequestFacts):
+    """Input of ``perdure.compact``."""
+
+    activity: ClassVar[str] = COMPACT_ACTIVITY
+
+    rewrites: int | None = None
+    """How often the same step was compacted before; left out if 0. Each time less is kept."""
+    warned: bool = Field(default=False, exclude_if=operator.not_)
+    """An earlier summary of the run had a ``warning``."""
+
+
+class CloseInput(ConversationFacts):
+    """Input of ``perdure.close``."""
+
+    activity: ClassVar[str] = CLOSE_ACTIVITY
+
+    new: tuple[NewItem, ...] = ()
+    closing: RunEnding | None = None
+    revoked: tuple[RevokedApproval, ...] = Field(default=(), exclude_if=operator.not_)
+    """As in :class:`ModelInput`."""
+
+
+class RemindInput(CallFacts):
+    """Input of ``perdure.remind``."""
+
+    activity: ClassVar[str] = REMIND_ACTIVITY
+
+    head: str | None = None
+    reminders: tuple[Reminder, ...] = ()
 
 
 class TurnFailure(Data):
@@ -227,17 +275,46 @@ class CompactionResult(Data):
     """The conversation remains so long that the next summary is due soon: reported once in a run."""
 
 
-class ModelOutput(Data):
-    """Output of ``perdure.model``: the new head and everything that the loop needs."""
+class ConversationOutput(Data):
+    """Output of an activity that adds to the conversation."""
 
     head: str | None = None
     """None only if the run ended before its first message."""
     store_id: str | None = None
     """Set by the transcript stage, like ``head``."""
+    tenant: str | None = Field(default=None, exclude_if=is_none)
+    """The tenant of that conversation, and its ``user``, if the run was started without them."""
+    user: str | None = Field(default=None, exclude_if=is_none)
+    schema_version: int = schema_version_field()
+
+
+class CloseOutput(ConversationOutput):
+    """Output of ``perdure.close``."""
+
+
+class CompactOutput(ConversationOutput):
+    """Output of ``perdure.compact``."""
+
+    compacted: CompactionResult | None = None
+    """Left out if nothing could be shortened."""
+    pinned: BlobRef | None = None
+    """As in :class:`ModelOutput`."""
+    usage: Usage = NO_USAGE
+    cost_usd: float | None = None
+    model: str = ""
+
+
+class RemindOutput(Data):
+    """Output of ``perdure.remind``."""
+
+    schema_version: int = schema_version_field()
+
+
+class ModelOutput(ConversationOutput):
+    """Output of ``perdure.model``: the new head and everything that the loop needs."""
+
     compact: bool | None = None
     """The conversation must be compacted before the next call; left out otherwise."""
-    compacted: CompactionResult | None = None
-    """For ``purpose="compact"``; left out if nothing could be shortened."""
     text: str = ""
     """The reply's text; empty if it is longer than ``INLINE_BYTES`` (``blob``)."""
     blob: BlobRef | None = None
@@ -268,10 +345,6 @@ class ModelOutput(Data):
     turn and with one that asks for approval, by the worker that returns it. Not part of the recorded outcome."""
     memo_is_written: bool = Field(default=False, exclude_if=operator.not_)
     """Reported with ``search_attributes``: the pending calls are to be kept in the memo, too."""
-    tenant: str | None = Field(default=None, exclude_if=is_none)
-    """The tenant of that conversation, and its ``user``, if the run was started without them."""
-    user: str | None = Field(default=None, exclude_if=is_none)
-    schema_version: int = schema_version_field()
 
     @property
     def answer_blob(self) -> BlobRef | None:
@@ -303,6 +376,11 @@ class ToolInput(CallFacts):
     side: ExternalCallPhase | None = Field(default=None, exclude_if=operator.not_)
     """For an external call: what to do before it or after it."""
 
+    @property
+    def activity(self) -> str:
+        """The type of the activity that runs the call."""
+        return f"{TOOL_ACTIVITY_PREFIX}{self.name}"
+
 
 class ToolOutput(Data):
     """Output of a tool activity."""
@@ -325,15 +403,31 @@ class CollectInput(Data):
     """Input of ``perdure.collect``: the input of the activity that ended without a result."""
 
     model: ModelInput | None = None
+    compact: CompactInput | None = None
+    close: CloseInput | None = None
     tool: ToolInput | None = None
     closing: bool = Field(default=False, exclude_if=operator.not_)
     """The run stops: tool calls without an outcome are closed. Otherwise they may still run, as calls of their own."""
     schema_version: int = schema_version_field()
 
+    @property
+    def facts(self) -> ModelInput | CompactInput | CloseInput | ToolInput:
+        """The input, whichever it is."""
+        facts = self.model or self.compact or self.close or self.tool
+        assert facts is not None, "what is collected has an input"
+        return facts
+
 
 class CollectOutput(Data):
-    """Output of ``perdure.collect``: what the journal has of that activity; neither if it has nothing."""
+    """Output of ``perdure.collect``: what the journal has of that activity; none if it has nothing."""
 
     model: ModelOutput | None = None
+    compact: CompactOutput | None = None
+    close: CloseOutput | None = None
     tool: ToolOutput | None = None
     schema_version: int = schema_version_field()
+
+
+def get_collected_field(activity: str) -> str:
+    """Return the field of ``CollectInput`` and ``CollectOutput`` for an activity of this type."""
+    return activity.removeprefix(ENGINE_ACTIVITY_PREFIX) if activity.startswith(ENGINE_ACTIVITY_PREFIX) else "tool"

@@ -9,9 +9,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..activities import Agents
 from ..agent.agent_file import AGENT_FILE_SUFFIXES, load_spec
 from ..agent.spec import AgentSpec
+from ..calls.agents import Agents
 from ..errors import InvalidInputError, PerdureError
 from ..ports import Toolset
 

@@ -13,8 +13,8 @@ from typing import Any
 from temporalio import activity
 from temporalio.worker import ActivityInboundInterceptor, ExecuteActivityInput, Interceptor
 
-from ..activities import Agents
-from ..types.wire import MODEL_ACTIVITY, TOOL_ACTIVITY_PREFIX
+from ..calls.agents import Agents
+from ..types.wire import CLOSE_ACTIVITY, COMPACT_ACTIVITY, MODEL_ACTIVITY, REMIND_ACTIVITY, TOOL_ACTIVITY_PREFIX
 
 logger = logging.getLogger("perdure.worker.drain")
 """``perdure worker`` prints what it logs; in a program of the author's own it is of the level INFO."""
@@ -67,6 +67,15 @@ class RunningActivities(Interceptor):
         return _RecordingInterceptor(next, self._running)
 
 
+_NAMES = {
+    MODEL_ACTIVITY: "model call",
+    COMPACT_ACTIVITY: "summary",
+    CLOSE_ACTIVITY: "record of the end",
+    REMIND_ACTIVITY: "reminder",
+}
+"""Of activities, for the log."""
+
+
 class _RecordingInterceptor(ActivityInboundInterceptor):
     def __init__(self, next: ActivityInboundInterceptor, running: dict[object, RunningActivity]) -> None:
         super().__init__(next)
@@ -76,7 +85,7 @@ class _RecordingInterceptor(ActivityInboundInterceptor):
         info, key = activity.info(), object()
         kind = info.activity_type
         tool = kind.removeprefix(TOOL_ACTIVITY_PREFIX) if kind.startswith(TOOL_ACTIVITY_PREFIX) else None
-        name = "model call" if kind == MODEL_ACTIVITY else tool or kind
+        name = _NAMES.get(kind, tool or kind)
         self._running[key] = RunningActivity(name, info.workflow_id or "", monotonic(), tool)
         try:
             return await self.next.execute_activity(input)

@@ -11,7 +11,7 @@ import difflib
 import inspect
 import logging
 import os
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from functools import partial
@@ -22,55 +22,47 @@ from temporalio.client import Client as TemporalClient
 
 from .. import _config as config
 from .._encryption import IN_PROCESS_ADDRESS, KeyRing
-from ..activities import (
-    Agents,
-    AuthorLoop,
-    CollectActivity,
-    IterationStage,
-    MemoryFactory,
-    ModelActivity,
-    StoreGrants,
-    ToolActivity,
-)
-from ..activities.agents import check_hook_agents
-from ..activities.hooks import MESSAGE_EVENTS
-from ..activities.run_context import AuthResolver
-from ..activities.tools import get_cancellation
-from ..activities.toolsets import Toolsets
 from ..agent.definition import build_agent_row
 from ..agent.spec import AgentSpec
+from ..calls.agent_setup import AgentSetup
+from ..calls.agents import Agents, check_hook_agents
+from ..calls.author_loop import AuthorLoop
+from ..calls.call import (
+    ActivityCall,
+    ActivityOutput,
+    CloseCall,
+    CollectCall,
+    CompactCall,
+    ModelCall,
+    RemindCall,
+    ToolCall,
+)
+from ..calls.collect import CollectActivity
+from ..calls.heartbeat import build_heartbeat_reporter, report_waiting
+from ..calls.interceptor import StageInterceptor
+from ..calls.iteration_hooks import HookActivity, HookRunner
+from ..calls.loop_watch import BlockRecorder, LoopWatch, build_own_recorder, record_block
+from ..calls.model import ModelActivity
+from ..calls.pipeline import Parts, Pipelines, build_pipelines
+from ..calls.run_context import AuthResolver, MemoryFactory, StoreGrants
+from ..calls.tool import ToolActivity, get_cancellation
+from ..calls.toolsets import Toolsets
 from ..client.visibility import create_store
 from ..context.auth import AuthFunction
 from ..errors import DefinitionError, RuntimeSetupError, StoreError
-from ..hooks import Hook, HookSet, list_hook_events, validate_hooks
+from ..hooks import Hook, HookSet, validate_hooks
 from ..hooks.hook import evaluate_signature
 from ..ports import AgentRow, ModelRef, Provider, Store
 from ..ports.test_seams import find_fake_model
 from ..providers.fallback import ModelChain, Throttle
 from ..providers.pricing import calculate_cost_usd
 from ..providers.registry import PROVIDER_ALIASES, get_provider, keep_providers_open, list_providers
-from ..stages.compaction import CompactionStage
-from ..stages.event_stream import EventsStage, FailuresStage
-from ..stages.heartbeat import build_heartbeat_reporter, report_waiting
-from ..stages.hooks import HookStage
-from ..stages.inline_tools import InlineStage
-from ..stages.interceptor import StageInterceptor, TracingStage
-from ..stages.journal import JournalStage
-from ..stages.loop_watch import BlockRecorder, LoopWatch, build_own_recorder, record_block
-from ..stages.prepare import PrepareStage
-from ..stages.reply_cache import ReplyCacheStage
-from ..stages.retries import BudgetStage
-from ..stages.run_owner import RunOwnerStage
-from ..stages.stage import CollectCall, ModelCall, ModelReply, Stages, ToolCall, ToolStage, wrap_tool_call
-from ..stages.tool_hooks import ToolHookStage
-from ..stages.transcript import TranscriptStage
 from ..store import Chain, open_store
 from ..store.cache import CACHE_BYTES, ByteLRU, CacheBudget, CachedJournal
 from ..store.objects import check_blob_location
 from ..temporal.attributes import get_search_attributes
 from ..tools import Tool, format_error
 from ..types.limits import RateLimit
-from ..types.wire import CollectOutput, ToolOutput
 from .webhook_delivery import WebhookActivity, dispatch_webhooks
 
 # ---
@@ -365,15 +357,16 @@ class Engine:
         memory = MemoryFactory(self.store, report_waiting)
         self.model = ModelActivity(self._build_model_chain, calculate_cost_usd)
         self.toolsets = Toolsets(self.author, Chain(self.store).resolve_blob, ByteLRU(self._cache))
-        self._iteration = IterationStage(
+        self._hook_runner = HookRunner(self.author, self.hooks)
+        self._setup = AgentSetup(
             self.agents,
             self.author,
+            self._hook_runner,
             resources=self._get_resources,
             memory=memory,
-            hooks=self.hooks,
-            forces=self._can_force,
             toolsets=self.toolsets,
         )
+        self.hook_activity = HookActivity(self.agents, self._hook_runner, self._setup.build_run_context)
         self.tool = ToolActivity(
             self.agents,
             self.author,
@@ -384,8 +377,8 @@ class Engine:
         )
         self.collect, self.webhook = CollectActivity(self.store), WebhookActivity(self.store)
         attributes = self.search_attributes = SearchAttributeCheck()
-        self.interceptor = StageInterceptor(lambda: self._stages, self._is_engine_activity, attributes, self.store)
-        self._stages: Stages
+        self.interceptor = StageInterceptor(lambda: self._pipelines, self._is_engine_activity, attributes, self.store)
+        self._pipelines: Pipelines
         self._users, self._opening, self._stack = 0, asyncio.Lock(), AsyncExitStack()
 
     @asynccontextmanager
@@ -426,69 +419,58 @@ class Engine:
             self._throttles = build_throttles(self._provider_limits)
             address = IN_PROCESS_ADDRESS if temporal is None else temporal.service_client.config.target_host
             self.toolsets.grants = StoreGrants(self.store, address, report_waiting)
-            self._stages = self._build_stages()
+            self._pipelines = self._build_pipelines()
             if temporal is not None and self._dispatches_webhooks:
                 await stack.enter_async_context(dispatch_webhooks(self.store, temporal, task_queue))
             self._stack = stack.pop_all()
 
-    async def call_model(self, call: ModelCall) -> ModelReply:
-        """Run a model call through all stages, without Temporal."""
-        return await self._stages.wrap_model(self.model.call)(call)
+    async def run_call(self, call: ActivityCall) -> ActivityOutput:
+        """Run a call through all its stages, without Temporal."""
+        bare: dict[type[Any], Callable[[Any], Awaitable[Any]]] = {
+            ModelCall: self.model.call,
+            CompactCall: self.model.call,
+            CloseCall: self.hook_activity.call_close,
+            RemindCall: self.hook_activity.call_remind,
+            CollectCall: self.collect.call,
+            ToolCall: self.tool.call,
+        }
+        return await self._pipelines.run(call, bare[type(call)])
 
-    async def call_tool(self, call: ToolCall) -> ToolOutput:
-        """Run a tool call through all stages, without Temporal."""
-        return await self._stages.wrap_tool(self.tool.call)(call)
+    @property
+    def activities(self) -> list[Callable[..., Any]]:
+        """The functions of the activities that a worker registers; that of tools is a dynamic one."""
+        return [
+            self.model.model,
+            self.model.compact,
+            self.hook_activity.close,
+            self.hook_activity.remind,
+            self.collect.collect,
+            self.tool.tool,
+        ]
 
-    async def call_collect(self, call: CollectCall) -> CollectOutput:
-        """Collect what an activity had recorded, without Temporal."""
-        return await self.collect.call(call)
-
-    def _build_stages(self) -> Stages:
-        """Build the stages. A tool call passes the same ones in an activity of its own and inline."""
-        store, store_id, author, agents, hooks = self.store, self.store.store_id, self.author, self.agents, self.hooks
+    def _build_pipelines(self) -> Pipelines:
         # Beyond the runs that the worker keeps, what it keeps of them does not grow: a run that comes back is replayed,
         # beside which the read of its transcript is small. Subagents and parallel calls have their share.
-        chain = Chain(store, cache=self._cache, max_heads=2 * self.max_cached_runs)
-        outcomes = CachedJournal(store, cache=self._cache, max_outcomes=16 * self.max_cached_runs)
-        tracing = TracingStage()
-        failures = FailuresStage(store)
-        prepare = PrepareStage(chain, store_id, agents.get, self._authorise)
-        journal = JournalStage(outcomes, waiting=report_waiting)
-        events = EventsStage(
-            store,
-            lambda: get_cancellation().is_from_run(),
-            stream=self._stream,
-            changed_by_hooks=self._can_hooks_change_messages,
-            find_agent=agents.find,
-        )
-        of_tool_call: list[ToolStage] = [
-            tracing,
-            failures,
-            prepare,
-            journal,
-            events,
-            self._iteration,
-            ToolHookStage(author.run, agents.get, agents.find_tool, self.tool.context, hooks),
-        ]
-        return Stages(
-            of_model_call=[
-                tracing,
-                InlineStage(wrap_tool_call(of_tool_call, self.tool.call)),
-                RunOwnerStage(store, waiting=report_waiting),
-                failures,
-                prepare,
-                journal,
-                events,
-            ],
-            transcript=TranscriptStage(chain, outcomes, store, store_id, self._iteration.render_input),
-            iteration=self._iteration,
-            of_request=[
-                CompactionStage(ByteLRU(self._cache)),
-                HookStage(author.run, hooks),
-                ReplyCacheStage(store, hooks),
-                BudgetStage(lambda agent: agents.get(agent).limits),
-            ],
-            of_tool_call=of_tool_call,
+        runs = self.max_cached_runs
+        return build_pipelines(
+            Parts(
+                store=self.store,
+                chain=Chain(self.store, cache=self._cache, max_heads=2 * runs),
+                journal=CachedJournal(self.store, cache=self._cache, max_outcomes=16 * runs),
+                views=ByteLRU(self._cache),
+                agents=self.agents,
+                author=self.author,
+                hooks=self.hooks,
+                hook_runner=self._hook_runner,
+                setup=self._setup,
+                authorise=self._authorise,
+                can_force_tool=self._can_force,
+                tool_contexts=self.tool.context,
+                call_tool=self.tool.call,
+                is_stopped_by_run=lambda: get_cancellation().is_from_run(),
+                stream=self._stream,
+                report_waiting=report_waiting,
+            )
         )
 
     def _build_block_recorder(self, store: Store | None, store_url: str | None) -> BlockRecorder:
@@ -522,12 +504,5 @@ class Engine:
         ]
         return all(getattr(own or get_provider(name), "tool_choice", True) for own, name in models)
 
-    def _can_hooks_change_messages(self, agent: str) -> bool:
-        """Whether hooks may change users' messages to the agent; for an agent that is not served here, those of the
-        worker."""
-        served = self.agents.find(agent)
-        hooks = None if served is None else served.hooks
-        return not list_hook_events(self.hooks, hooks).isdisjoint(MESSAGE_EVENTS)
-
     def _is_engine_activity(self, fn: Callable[..., Any]) -> bool:
-        return getattr(fn, "__self__", None) in (self.model, self.tool, self.collect)
+        return getattr(fn, "__self__", None) in (self.model, self.hook_activity, self.tool, self.collect)

@@ -30,10 +30,10 @@ from temporalio.bridge.proto.workflow_activation import RemoveFromCache, Workflo
 from temporalio.client import Client as TemporalClient
 from temporalio.service import RPCError
 
+from ..calls.loop_watch import LoopWatch
 from ..errors import RuntimeSetupError, StoreError
 from ..ports import Store
 from ..ports.store import format_utc_now
-from ..stages.loop_watch import LoopWatch
 from ..temporal.errors import is_denied
 from ..temporal.task_queues import find_pollers
 from ..types.redaction import find_credentials, redact_credentials

@@ -131,7 +131,7 @@ _VERSIONED: dict[type, type] = {AgentWorkflow: VersionedAgentWorkflow, WebhookWo
 class PerdurePlugin(SimplePlugin):
     """``Worker(client, task_queue=…, plugins=[PerdurePlugin(agents=[support])])``.
 
-    Adds ``AgentWorkflow``, the activities of models, tools and collecting, and the stages around them. Unless the
+    Adds ``AgentWorkflow``, the activities of runs and their tools, and the stages around them. Unless the
     worker sets them, sets the timeouts by which a lost worker is detected within seconds. ``lifespan``, ``stream``,
     ``provider_limits``, ``hooks``, ``tools``, ``resolve_auth``, ``cache`` and ``webhooks``: see ``Worker``. Its
     ``calls_per_second``
@@ -171,12 +171,7 @@ class PerdurePlugin(SimplePlugin):
         super().__init__(
             "perdure.PerdurePlugin",
             workflows=[AgentWorkflow, WebhookWorkflow],
-            activities=[
-                self.engine.model.model,
-                self.engine.tool.tool,
-                self.engine.collect.collect,
-                self.engine.webhook.deliver,
-            ],
+            activities=[*self.engine.activities, self.engine.webhook.deliver],
             interceptors=[self.engine.interceptor],
             workflow_runner=_pass_perdure_through,
         )

@@ -20,7 +20,7 @@ from temporalio.converter import DataConverter
 from temporalio.service import RPCError, RPCStatusCode
 from temporalio.worker import Replayer
 
-from ..activities import Agents
+from ..calls.agents import Agents
 from ..client.client import Client
 from ..errors import LIST_HINT, InvalidInputError, PerdureError
 from ..loop.lifecycle import STATE_KEY

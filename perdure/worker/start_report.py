@@ -19,8 +19,8 @@ from temporalio.client import WorkflowExecutionStatus
 from temporalio.common import WorkerDeploymentVersion
 from temporalio.service import RPCError, RPCStatusCode
 
-from ..activities import Agents
 from ..agent.spec import AgentSpec
+from ..calls.agents import Agents
 from ..embedded.diagnosis import Finding, check_search_attributes
 from ..errors import PerdureError
 from ..ports import RunRow, Store, WaitRow

@@ -15,7 +15,7 @@ from temporalio.common import VersioningBehavior, WorkerDeploymentVersion
 from temporalio.worker import WorkerDeploymentConfig
 
 from .. import _config as config
-from ..activities import Agents
+from ..calls.agents import Agents
 from ..errors import RuntimeSetupError
 from ..loop.decide import is_turn_in_progress
 from ..types.state import RunState

@@ -40,6 +40,7 @@ from .._webhook_wire import (
     post_webhook,
     resolve_host,
 )
+from ..calls.heartbeat import Heartbeat, get_attempt_value, set_attempt_value
 from ..client.client import Client
 from ..client.deferred_decisions import DecisionSender
 from ..client.follow import record_run_end
@@ -51,7 +52,6 @@ from ..ports import Store, timestamp
 from ..ports.surfaces import OutboxRow, add_seconds
 from ..ports.test_seams import reach_point
 from ..ports.webhooks import WEBHOOK_TARGET, DeliveryRow, WebhookRow
-from ..stages.heartbeat import Heartbeat, get_attempt_value, set_attempt_value
 from ..types.events import Event, RunEvent, TurnEvent, decode_event
 from ..types.interface import LABELS
 from ..types.messages import clean_text

@@ -14,7 +14,7 @@ from temporalio.exceptions import TimeoutError as TemporalTimeoutError
 from ..loop.lifecycle import PAUSING_ERRORS, pause_run
 from ..types.schema_version import check_schema_version
 from ..types.state import RunState, UncollectedActivity
-from ..types.wire import COLLECT_ACTIVITY, MODEL_ACTIVITY
+from ..types.wire import COLLECT_ACTIVITY, get_collected_field
 from .activity_options import (
     ActivityFailure,
     engine_options,
@@ -117,7 +117,7 @@ class StepTasks:
         or applied, the run pauses, an interrupt is taken back, and it is collected when the run is resumed or stopped;
         returns False.
         """
-        kind = "model" if work.activity == MODEL_ACTIVITY else "tool"
+        kind = get_collected_field(work.activity)
         task = {kind: work.input, **({"closing": True} if closing else {})}
         options = engine_options(max_retry_seconds=10, schedule_to_close_timeout=COLLECT_TIMEOUT)
         while True:

@@ -7,7 +7,7 @@ from collections.abc import Coroutine, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 from temporalio.exceptions import ActivityError
 
@@ -28,7 +28,22 @@ from ..types.schema_version import check_schema_version
 from ..types.state import RunState, ToolCallState, UncollectedActivity
 from ..types.subagents import TellCall
 from ..types.tool_calls import ActivityCall, CallbackCall, RemoteCall, SubagentCall
-from ..types.wire import MODEL_ACTIVITY, TOOL_ACTIVITY_PREFIX, ModelInput, ModelOutput
+from ..types.wire import (
+    CLOSE_ACTIVITY,
+    COMPACT_ACTIVITY,
+    ENGINE_ACTIVITY_PREFIX,
+    MODEL_ACTIVITY,
+    REMIND_ACTIVITY,
+    TOOL_ACTIVITY_PREFIX,
+    CallFacts,
+    CloseInput,
+    CloseOutput,
+    CompactInput,
+    CompactOutput,
+    ModelInput,
+    ModelOutput,
+    RemindInput,
+)
 from .activity_options import (
     ATTEMPT_TIMEOUT,
     ActivityFailure,
@@ -49,20 +64,27 @@ CANCELLED_CLOSE_TIMEOUT = timedelta(minutes=5)
 CONTEXT_LENGTH_ERROR = "ContextLengthError"
 
 
-def _build_model_input(
-    state: RunState, op: int, purpose: Literal["call", "force_finish", "close", "compact", "remind"], **fields: Any
-) -> dict[str, Any]:
-    task = ModelInput(
-        **build_call_facts(state, op, calling_model=purpose in ("call", "force_finish")),
-        head=state.head,
-        purpose=purpose,
-        mode=state.mode if state.mode != "run" else None,
-        resume=state.resume or None,
-        caller_overrides=get_caller_overrides(state),
-        is_external=state.turn is not None and state.turn.is_external,
-        **fields,
-    )
+def _dump_input(task: CallFacts) -> dict[str, Any]:
     return task.model_dump(mode="json", exclude_none=True)
+
+
+def _build_conversation_facts(state: RunState, *, calling_model: bool = False) -> dict[str, Any]:
+    """Build the fields of ``ConversationFacts``."""
+    facts = build_call_facts(state, state.op, calling_model=calling_model)
+    return {**facts, "head": state.head, "resume": state.resume or None}
+
+
+def _build_request_facts(state: RunState, *, calling_model: bool = False) -> dict[str, Any]:
+    """Build the fields of ``RequestFacts``."""
+    return {
+        **_build_conversation_facts(state, calling_model=calling_model),
+        "pinned": state.pinned,
+        "overrides": get_effective_overrides(state),
+        "caller_overrides": get_caller_overrides(state),
+        "is_external": state.turn is not None and state.turn.is_external,
+        "client_tools": state.turn.client_tools if state.turn else None,
+        "cost_limited": has_inherited_cost_limit(state),
+    }
 
 
 async def call_model(state: RunState, step: CallModel, tasks: StepTasks) -> None:
@@ -72,36 +94,33 @@ async def call_model(state: RunState, step: CallModel, tasks: StepTasks) -> None
         state,
         "a model call",
         MODEL_ACTIVITY,
-        lambda state: _build_model_call_input(state, step),
+        lambda state: _build_model_input(state, step),
         lambda state, raw: _apply_model_output(state, step, revoked, resend, raw),
         _apply_model_failure,
         taken=step.taken_from_inbox,
     )
 
 
-def _build_model_call_input(state: RunState, step: CallModel) -> dict[str, Any]:
+def _build_model_input(state: RunState, step: CallModel) -> dict[str, Any]:
     new = take_message_sender(state, step.new)  # first: it may change who is acted for, which the input has
     usage, cost_usd = compute_turn_usage(state)
-    return _build_model_input(
-        state,
-        state.op,
-        step.purpose,
-        new=new,
-        window_halvings=(state.compaction.window_halvings or None) if state.compaction else None,
-        refused_head=state.compaction.refused_head if state.compaction else None,
-        overrides=get_effective_overrides(state),
-        pinned=state.pinned,
-        client_tools=state.turn.client_tools if state.turn else None,
-        resend=state.resend,
-        used=usage,
-        cost_usd=cost_usd,
-        rejected=state.turn.rejected or None if state.turn else None,
-        cut=state.turn.cut or None if state.turn else None,
-        limit=step.limit,
-        calls_left=count_calls_left(state),
-        branches=list_branch_outcomes(state),
-        cost_limited=has_inherited_cost_limit(state),
-        revoked=tuple(state.revoked),
+    return _dump_input(
+        ModelInput(
+            **_build_request_facts(state, calling_model=True),
+            new=new,
+            window_halvings=(state.compaction.window_halvings or None) if state.compaction else None,
+            refused_head=state.compaction.refused_head if state.compaction else None,
+            mode=state.mode if state.mode != "run" else None,
+            resend=state.resend,
+            used=usage,
+            cost_usd=cost_usd,
+            limit=step.limit,
+            calls_left=count_calls_left(state),
+            rejected=state.turn.rejected or None if state.turn else None,
+            cut=state.turn.cut or None if state.turn else None,
+            branches=list_branch_outcomes(state),
+            revoked=tuple(state.revoked),
+        )
     )
 
 
@@ -130,22 +149,22 @@ async def compact_conversation(state: RunState, step: CompactConversation, tasks
     await tasks.run_activity(
         state,
         "a compaction",
-        MODEL_ACTIVITY,
-        lambda state: _build_model_input(
-            state,
-            state.op,
-            "compact",
-            window_halvings=step.rewrites or None,
-            warned=state.compaction is not None and state.compaction.warned,
-            overrides=get_effective_overrides(state),
-            pinned=state.pinned,
-            client_tools=state.turn.client_tools if state.turn else None,
-            cost_limited=has_inherited_cost_limit(state),
-        ),
-        lambda state, raw: apply_compaction(state, ModelOutput.model_validate(raw)),
+        COMPACT_ACTIVITY,
+        lambda state: _build_compact_input(state, step),
+        lambda state, raw: apply_compaction(state, CompactOutput.model_validate(raw)),
         lambda state, failure: fail_run(
             state, failure.type, f"the conversation could not be summed up: {failure.message}"
         ),
+    )
+
+
+def _build_compact_input(state: RunState, step: CompactConversation) -> dict[str, Any]:
+    return _dump_input(
+        CompactInput(
+            **_build_request_facts(state),
+            rewrites=step.rewrites or None,
+            warned=state.compaction is not None and state.compaction.warned,
+        )
     )
 
 
@@ -202,13 +221,13 @@ def send_reminders(state: RunState, tasks: StepTasks) -> list[Coroutine[Any, Any
 
 def _build_reminder_input(state: RunState) -> tuple[ReminderBatch, dict[str, Any]]:
     batch = take_due_reminders(state, get_host().now())
-    overrides = get_effective_overrides(state)
-    return batch, _build_model_input(state, batch.op, "remind", reminders=batch.reminders, overrides=overrides)
+    task = RemindInput(**build_call_facts(state, batch.op), head=state.head, reminders=batch.reminders)
+    return batch, _dump_input(task)
 
 
 async def _run_reminder_activity(state: RunState, batch: ReminderBatch, task: dict[str, Any], tasks: StepTasks) -> None:
     """Send reminders; cancelled once none of their calls waits. A failure is only logged, except an ``AbortError``."""
-    activity = get_host().execute_activity(MODEL_ACTIVITY, task, **engine_options())
+    activity = get_host().execute_activity(REMIND_ACTIVITY, task, **engine_options())
     reminding = asyncio.create_task(activity)
     with suppress(asyncio.CancelledError):
         await get_host().wait_condition(lambda: reminding.done() or not batch.has_waiting_call())
@@ -243,7 +262,7 @@ async def record_ending(state: RunState, step: RecordClosing, tasks: StepTasks) 
     limit = CANCELLED_CLOSE_TIMEOUT if state.cancelled else None
     try:
         raw = await get_host().execute_activity(
-            MODEL_ACTIVITY,
+            CLOSE_ACTIVITY,
             task,
             **engine_options(max_retry_seconds=10, schedule_to_close_timeout=limit),
         )
@@ -251,7 +270,7 @@ async def record_ending(state: RunState, step: RecordClosing, tasks: StepTasks) 
         if is_cancelled_activity(error) and not state.cancelled and tasks.is_cancelling():
             # The run was cancelled meanwhile: its ending is recorded instead, behind what is recorded already.
             if may_have_recorded(error):
-                work = UncollectedActivity(activity=MODEL_ACTIVITY, input=task)
+                work = UncollectedActivity(activity=CLOSE_ACTIVITY, input=task)
                 await tasks.collect(state, "the record of an ending", work, apply_output, closing=True)
             return
         get_logger().error("the ending could not be recorded: %s", read_activity_failure(error).message)
@@ -262,13 +281,14 @@ async def record_ending(state: RunState, step: RecordClosing, tasks: StepTasks) 
 
 def _build_close_input(state: RunState, step: RecordClosing) -> dict[str, Any]:
     new = take_message_sender(state, step.new)  # first: it may change who is acted for, which the input has
-    return _build_model_input(state, state.op, "close", new=new, closing=step.closing, revoked=tuple(state.revoked))
+    facts = _build_conversation_facts(state)
+    return _dump_input(CloseInput(**facts, new=new, closing=step.closing, revoked=tuple(state.revoked)))
 
 
 def _apply_close_output(state: RunState, step: RecordClosing, revoked: Sequence[RevokedApproval], raw: Any) -> None:
     # Also if the ending could not be recorded: it is not tried again.
     drop_recorded_revocations(state, revoked)
-    output = ModelOutput.model_validate(raw)
+    output = CloseOutput.model_validate(raw)
     apply_labels(state, output)
     apply_closing(state, step, output.head)
 
@@ -286,7 +306,7 @@ async def collect_open_work(state: RunState, tasks: StepTasks) -> None:
     kept, state.uncollected = state.uncollected, []
     tasks.guard.note_change()
     for index, work in enumerate(kept):
-        if work.activity != MODEL_ACTIVITY and not closing:
+        if not work.activity.startswith(ENGINE_ACTIVITY_PREFIX) and not closing:
             continue
         apply = partial(_apply_collected_output, work)
         if not await tasks.collect(state, "an earlier step", work, apply, closing=closing):
@@ -295,20 +315,16 @@ async def collect_open_work(state: RunState, tasks: StepTasks) -> None:
 
 
 def _apply_collected_output(work: UncollectedActivity, state: RunState, raw: Any) -> None:
-    if work.activity != MODEL_ACTIVITY:
+    if work.activity == MODEL_ACTIVITY:
+        task = ModelInput.model_validate(work.input)
+        _apply_model_output(state, CallModel((), work.taken, task.limit), task.revoked, task.resend, raw)
+    elif work.activity == COMPACT_ACTIVITY:
+        apply_compaction(state, CompactOutput.model_validate(raw))
+    elif not work.activity.startswith(ENGINE_ACTIVITY_PREFIX):
         op = work.input["op"]
         for pending in [pending for pending in state.calls if pending.op == op]:
             apply_tool_output(state, pending, raw)
-        return
-    task = ModelInput.model_validate(work.input)
-    match task.purpose:
-        case "compact":
-            apply_compaction(state, ModelOutput.model_validate(raw))
-        case "call" | "force_finish":
-            step = CallModel((), work.taken, task.purpose, task.limit)
-            _apply_model_output(state, step, task.revoked, task.resend, raw)
-        case "close" | "remind":  # the ending is recorded again, behind what is recorded
-            pass
+    # Else an ending: it is recorded again, behind what is recorded.
 
 
 # ---

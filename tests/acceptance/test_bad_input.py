@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from perdure import Agent, Client, Run, Worker, tool
+from perdure.calls import retries
 from perdure.embedded.home import Home
 from perdure.embedded.server import ensure_server, stop_server
 from perdure.errors import (
@@ -28,7 +29,6 @@ from perdure.errors import (
 )
 from perdure.ports import ModelRequest
 from perdure.providers.openai_chat import OpenAIChat
-from perdure.stages import retries
 from perdure.testing import ScriptedProvider, call
 from tests.servers.model_server import OpenAIServer
 from tests.support import faults

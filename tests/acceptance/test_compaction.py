@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from perdure import Agent, Compaction, Message, tool
+from perdure.calls.compaction import SUMMARY_PROMPT
 from perdure.errors import ContextLengthError
 from perdure.ports import Completed, ModelRequest
 from perdure.providers.anthropic_request import encode_request
-from perdure.stages.compaction import SUMMARY_PROMPT
 from perdure.testing import ScriptedProvider
 from perdure.types.messages import Part, TextPart, ThinkingPart, ToolCallPart, Usage
 from tests.support.checks import assert_closed

@@ -65,13 +65,9 @@ PROGRAM = "from perdure import Agent, Client, tool"
 NOT_FOR_A_PROGRAM = (
     *("temporalio.worker", "temporalio.contrib", "temporalio.testing", "httpx", "httpx2", "aiohttp", "http.client"),
     *("sqlite3", "starlette", "jinja2", "typer", "rich", "yaml", "importlib.metadata", "email", "docstring_parser"),
-    *("perdure.workflows", "perdure.worker", "perdure.activities", "perdure.stages", "perdure.embedded.server"),
-    *(
-        "perdure.client.pages",
-        "perdure.client.retention",
-        "perdure.client.tokens",
-        "perdure.client.webhook_subscriptions",
-    ),
+    *("perdure.workflows", "perdure.worker", "perdure.calls", "perdure.embedded.server"),
+    *("perdure.client.pages", "perdure.client.retention", "perdure.client.tokens"),
+    "perdure.client.webhook_subscriptions",
     *("perdure.types.state", "perdure.types.wire", "perdure.types.events", "perdure.loop.decide"),
     *("perdure.ports.store", "perdure.ports.model", "perdure.hooks.dispatch", "perdure.hooks.step"),
     *("perdure.providers.endpoint", "perdure.providers.pricing", "perdure.store.objects", "perdure.client.inbox"),

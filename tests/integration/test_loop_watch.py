@@ -16,8 +16,8 @@ import httpx
 import pytest
 
 from perdure import Agent
+from perdure.calls.loop_watch import LoopBlock, LoopWatch, WatchedCall, watched
 from perdure.errors import BadRequestError
-from perdure.stages.loop_watch import LoopBlock, LoopWatch, WatchedCall, watched
 from perdure.testing import ScriptedProvider
 from perdure.workflows import activity_options
 from tests.support.engine import Engine

@@ -260,7 +260,7 @@ def test_the_sdk_is_imported_beside_the_loop_that_tools_run_on() -> None:
 async def test_a_command_that_is_not_there_fails_the_run_and_is_named(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("perdure.stages.retries.TOOLSET_ATTEMPTS", 1)
+    monkeypatch.setattr("perdure.calls.retries.TOOLSET_ATTEMPTS", 1)
     agent = Agent("host", ScriptedProvider(["Hi."]), toolsets=[MCPServer.stdio("no-such-server")])
     async with engine.served(agent) as client:
         with pytest.raises(ToolsetError, match=r"toolset 'no-such-server' could not list its tools.*No such file"):

@@ -16,7 +16,7 @@ from temporalio.worker import Worker as TemporalWorker
 
 from perdure import Agent, Client, PerdurePlugin, tool
 from perdure._config import get_shared_task_queue
-from perdure.activities import Agents
+from perdure.calls.agents import Agents
 from perdure.errors import ApprovalPendingError, DefinitionError
 from perdure.local_engine.engine import build_agent_queue_name
 from perdure.providers import OpenAIChat, register_provider, registry

@@ -199,8 +199,8 @@ async def test_of_96_payments_at_once_none_is_told_to_have_timed_out_and_is_made
 async def test_a_worker_that_has_lost_its_threads_stops_and_another_goes_on(
     engine: Engine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("perdure.activities.author_loop.MAX_LOST_THREADS", 3)
-    monkeypatch.setattr("perdure.activities.author_loop.LOST_THREADS_GRACE", 0.5)
+    monkeypatch.setattr("perdure.calls.author_loop.MAX_LOST_THREADS", 3)
+    monkeypatch.setattr("perdure.calls.author_loop.LOST_THREADS_GRACE", 0.5)
     go = threading.Event()
 
     @tool(timeout=0.1)

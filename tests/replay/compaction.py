@@ -6,9 +6,9 @@ from contextlib import suppress
 from typing import Any
 
 from perdure import Agent, Compaction, Run
+from perdure.calls.compaction import SUMMARY_PROMPT
 from perdure.errors import ContextLengthError, PerdureError
 from perdure.ports import Completed, ModelRequest
-from perdure.stages.compaction import SUMMARY_PROMPT
 from perdure.testing import ScriptedProvider
 from perdure.types.messages import Part, TextPart, ToolCallPart, Usage
 from tests.replay.scenarios import TOOLS, _end, scenario

@@ -9,99 +9,56 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
 
+from perdure.types.messages import Data
+from perdure.types.wire import (
+    CloseInput,
+    CloseOutput,
+    CompactInput,
+    CompactOutput,
+    ModelInput,
+    ModelOutput,
+    RemindInput,
+    RemindOutput,
+)
 from tests.replay.record import HISTORIES
+
+T = TypeVar("T")
 
 Json = dict[str, Any]
 
-RUN_STATE = {
-    "heard": "parent_seen_at",
-    "sought": "parent_checks",
-    "seen": "turn_by_message_id",
-    "seen_bytes": "turn_by_message_id_bytes",
-    "named": "used_task_hashes",
-    "waiting": "measured_inbox_count",
-    "waiting_bytes": "measured_inbox_bytes",
-    "background": "background_runs",
-    "backgrounds": "background_count",
-    "indexed": "search_attributes",
-    "noted": "memo_is_written",
-    "carry": "unsent",
-    "clock": "worked_until",
-    "past": "past_turns",
+ACTIVITIES = {"close": "perdure.close", "compact": "perdure.compact", "remind": "perdure.remind"}
+"""The type of an activity whose ``purpose`` was not to call the model."""
+TYPES: dict[str, tuple[type[Data], type[Data]]] = {
+    "perdure.model": (ModelInput, ModelOutput),
+    "perdure.compact": (CompactInput, CompactOutput),
+    "perdure.close": (CloseInput, CloseOutput),
+    "perdure.remind": (RemindInput, RemindOutput),
 }
-CALL_STATE = {
-    "waiting": "approval_wait",
-    "expects": "answer_wait",
-    "decided": "approval",
-    "cleared": "clearance",
-    "returned": "external_result",
-}
-COMPACTION_STATE = {"tighter": "window_halvings", "behind": "refused_head", "due": "is_due", "done": "summaries"}
-TURN_STATE = {"unasked": "replies_without_model"}
-BRANCH = {"said": "label"}
-MODEL_INPUT = {"behind": "refused_head", "tighter": "window_halvings"}
-MODEL_OUTPUT = {"unasked": "is_synthetic", "indexed": "search_attributes", "noted": "memo_is_written"}
 
 
-def rename(value: Json, names: Mapping[str, str]) -> Json:
-    """``value`` with other names of its fields, in their order."""
-    return {names.get(name, name): inner for name, inner in value.items()}
+def convert_input(task: Json) -> str:
+    """Convert the input of ``perdure.model`` as it was; return the type of the activity that now takes it."""
+    name = ACTIVITIES.get(task.pop("purpose", "call"), "perdure.model")
+    if name == "perdure.compact" and "window_halvings" in task:
+        task["rewrites"] = task.pop("window_halvings")
+    keep_fields(task, TYPES[name][0])
+    return name
 
 
-def change(value: Json, name: str, convert: Callable[[Any], Any]) -> None:
-    """Convert the field ``name``, if it is there."""
-    if value.get(name) is not None:
-        value[name] = convert(value[name])
+def keep_fields(value: Json, kind: type[Data]) -> None:
+    """Remove the fields that only other purposes had."""
+    for field in value.keys() - kind.model_fields.keys():
+        del value[field]
 
 
-def each(convert: Callable[[Json], Json]) -> Callable[[list[Json]], list[Json]]:
-    return lambda values: [convert(value) for value in values]
-
-
-def convert_state(state: Json) -> Json:
-    state = rename(state, RUN_STATE)
-    change(state, "calls", each(lambda call: rename(call, CALL_STATE)))
-    change(state, "turn", lambda turn: rename(turn, TURN_STATE))
-    change(state, "compaction", lambda compaction: rename(compaction, COMPACTION_STATE))
-    change(state, "branching", convert_branching)
-    change(state, "uncollected", each(convert_uncollected))
-    return state
-
-
-def convert_branching(step: Json) -> Json:
-    def convert_branch(branch: Json) -> Json:
-        branch = rename(branch, {"asked": "request"})
-        for name in ("request", "outcome"):
-            change(branch, name, lambda value: rename(value, BRANCH))
-        return branch
-
-    change(step, "branches", each(convert_branch))
-    return step
-
-
-def convert_uncollected(activity: Json) -> Json:
-    change(activity, "input", convert_model_input if activity["activity"] == "perdure.model" else lambda value: value)
-    return activity
-
-
-def convert_model_input(task: Json) -> Json:
-    task = rename(task, MODEL_INPUT)
-    change(task, "branches", each(lambda outcome: rename(outcome, BRANCH)))
-    return task
-
-
-def convert_model_output(output: Json) -> Json:
-    output = rename(output, MODEL_OUTPUT)
-    change(output, "branches", each(lambda request: rename(request, BRANCH)))
-    return output
-
-
-def convert_collect(value: Json, convert_model: Callable[[Json], Json]) -> Json:
-    change(value, "model", convert_model)
-    return value
+def convert_start(value: Any) -> None:
+    if isinstance(value, dict) and value.keys() == {"state", "continues"}:
+        for work in value["state"].get("uncollected", ()):
+            if work["activity"] == "perdure.model":
+                work["activity"] = convert_input(work["input"])
 
 
 # ---
@@ -110,43 +67,57 @@ def convert_collect(value: Json, convert_model: Callable[[Json], Json]) -> Json:
 
 def transform_history(history: Json) -> None:
     types: dict[str, str] = {}
+    collected: dict[str, str] = {}
     for event in history["events"]:
         for kind, attributes in event.items():
             match kind:
                 case "workflowExecutionStartedEventAttributes" | "workflowExecutionContinuedAsNewEventAttributes":
                     rewrite(attributes.get("input"), convert_start)
                 case "activityTaskScheduledEventAttributes":
-                    name = types[event["eventId"]] = attributes["activityType"]["name"]
+                    name = attributes["activityType"]["name"]
                     if name == "perdure.model":
-                        rewrite(attributes["input"], convert_model_input)
+                        name = attributes["activityType"]["name"] = rewrite(attributes["input"], convert_input)
                     elif name == "perdure.collect":
-                        rewrite(attributes["input"], lambda value: convert_collect(value, convert_model_input))
+                        collected[event["eventId"]] = rewrite(attributes["input"], convert_collect_input)
+                    types[event["eventId"]] = name
                 case "activityTaskCompletedEventAttributes":
-                    name = types[attributes["scheduledEventId"]]
-                    if name == "perdure.model":
-                        rewrite(attributes["result"], convert_model_output)
-                    elif name == "perdure.collect":
-                        rewrite(attributes["result"], lambda value: convert_collect(value, convert_model_output))
+                    scheduled = attributes["scheduledEventId"]
+                    name = types[scheduled]
+                    if name in TYPES:
+                        rewrite(attributes["result"], lambda value, kind=TYPES[name][1]: keep_fields(value, kind))
+                    elif name == "perdure.collect" and (field := collected[scheduled]) != "model":
+                        rewrite(attributes["result"], lambda value, field=field: convert_collected(value, field))
 
 
-def convert_start(value: Any) -> Any:
-    if isinstance(value, dict) and value.keys() == {"state", "continues"}:
-        value["state"] = convert_state(value["state"])
-    return value
+def convert_collect_input(value: Json) -> str:
+    """Convert what is collected; return the field in which it now is."""
+    if (task := value.pop("model", None)) is None:
+        return "model"
+    field = convert_input(task).removeprefix("perdure.")
+    value[field] = task
+    return field
 
 
-def rewrite(payloads: Json | None, convert: Callable[[Any], Any]) -> None:
-    """Convert the JSON of payloads. One that is not changed keeps its bytes."""
+def convert_collected(value: Json, field: str) -> None:
+    if (output := value.pop("model", None)) is not None:
+        keep_fields(output, TYPES[f"perdure.{field}"][1])
+        value[field] = output
+
+
+def rewrite(payloads: Json | None, convert: Callable[[Any], T]) -> T | None:
+    """Convert the JSON of payloads in place. One that is not changed keeps its bytes."""
+    result = None
     for payload in (payloads or {}).get("payloads", ()):
         try:
-            before = json.loads(base64.b64decode(payload["data"]))
+            value = json.loads(base64.b64decode(payload["data"]))
         except ValueError:
             continue  # a client's, which is no JSON
-        text = json.dumps(before)
-        after = convert(before)
-        if json.dumps(after) != text:
-            data = json.dumps(after, ensure_ascii=False, separators=(",", ":")).encode()
+        text = json.dumps(value)
+        result = convert(value)
+        if json.dumps(value) != text:
+            data = json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
             payload["data"] = base64.b64encode(data).decode()
+    return result
 
 
 def transform_files() -> Iterator[str]:

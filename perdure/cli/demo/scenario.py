@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 from ..._terminal import print_line, style_text, truncate_text
 from ...embedded.process import ChildProcess
 from ...errors import RuntimeSetupError
-from ...types.wire import MODEL_ACTIVITY
+from ...types.wire import MODEL_ACTIVITY, TOOL_ACTIVITY_PREFIX
 from ..connection import list_worker_arguments
 from ..output import format_call
 
@@ -115,7 +115,11 @@ class RunningActivity:
     @property
     def description(self) -> str:
         """The activity in words."""
-        return "a model call" if self.name == MODEL_ACTIVITY else f"the tool {self.name.removeprefix('tool.')}"
+        return (
+            "a model call"
+            if self.name == MODEL_ACTIVITY
+            else f"the tool {self.name.removeprefix(TOOL_ACTIVITY_PREFIX)}"
+        )
 
     def is_on(self, worker: ChildProcess) -> bool:
         """Whether ``worker`` runs it."""
@@ -139,7 +143,7 @@ class AttemptCounts:
     """Attempts of activities, from the run's history."""
 
     model: int
-    """Attempts of model calls, without the activity that records the run's end."""
+    """Attempts of model calls."""
     tools: int
     repeated_tools: tuple[str, ...]
     """Tools that were started more than once."""
@@ -154,16 +158,17 @@ async def count_attempts(run: Run) -> AttemptCounts:
     async for event in run.handle.fetch_history_events():
         if event.event_type == EventType.EVENT_TYPE_ACTIVITY_TASK_SCHEDULED:
             scheduled = event.activity_task_scheduled_event_attributes
-            if b'"purpose":"close"' not in b"".join(payload.data for payload in scheduled.input.payloads):
-                names[event.event_id] = scheduled.activity_type.name
+            names[event.event_id] = scheduled.activity_type.name
         elif event.event_type == EventType.EVENT_TYPE_ACTIVITY_TASK_STARTED:
             started = event.activity_task_started_event_attributes
             attempts[started.scheduled_event_id] = started.attempt
-    tools = {event: name for event, name in names.items() if name != MODEL_ACTIVITY}
+    tools = {event: name for event, name in names.items() if name.startswith(TOOL_ACTIVITY_PREFIX)}
     return AttemptCounts(
         model=sum(attempts[event] for event, name in names.items() if name == MODEL_ACTIVITY),
         tools=sum(attempts[event] for event in tools),
-        repeated_tools=tuple(name.removeprefix("tool.") for event, name in tools.items() if attempts[event] > 1),
+        repeated_tools=tuple(
+            name.removeprefix(TOOL_ACTIVITY_PREFIX) for event, name in tools.items() if attempts[event] > 1
+        ),
     )
 
 

@@ -18,10 +18,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perdure.artifacts import build_artifact_namespace
+from perdure.calls.reply_cache import build_reply_namespace
 from perdure.client.retention import Collector, ExecutionState, GarbageReport
 from perdure.errors import TranscriptCorruptedError
 from perdure.ports import Blob, Commit, EventBatch, MemoryWrite, NewEvent, Outcome, RunRow, Store, TurnRow
-from perdure.stages.reply_cache import build_reply_namespace
 from perdure.store import Chain
 from perdure.store.objects import LargeBlobStore, ObjectLocation
 from perdure.store.postgres import PostgresStore

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from perdure import Agent, AgentSpec, Compaction, HookSet, Limits, Toolset, hook, load_agent, tool
-from perdure.activities import Agents
+from perdure.calls.agents import Agents
 from perdure.contrib.hooks import auto_summarise
 from perdure.errors import AgentNotFoundError, DefinitionError, SettingsError
 from perdure.testing import ScriptedProvider

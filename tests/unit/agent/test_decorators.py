@@ -12,8 +12,8 @@ from unittest import mock
 import pytest
 
 from perdure import Agent, RunContext, Tool, hook, tool
-from perdure.activities import Agents
 from perdure.agent.decorators import ToolOptions
+from perdure.calls.agents import Agents
 from perdure.errors import DefinitionError, InvalidInputError
 from perdure.testing import ScriptedProvider, call, scripted
 from tests.support.engine import Engine

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from perdure import HookSet, Message, Veto, hook
-from perdure.activities import AuthorLoop
+from perdure.calls.author_loop import AuthorLoop
 from perdure.errors import AbortError, DefinitionError, HookError
 from perdure.hooks import Hook, HookArguments, HookEvent, run_hooks
 from perdure.hooks.dispatch import read_hook_request

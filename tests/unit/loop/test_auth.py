@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from perdure.calls.journal_keys import build_model_key
 from perdure.errors import InvalidInputError
 from perdure.loop.decide import CallModel, decide
 from perdure.loop.lifecycle import create_run_state
@@ -13,7 +14,6 @@ from perdure.loop.limits import list_limit_uses
 from perdure.loop.messages import accept_message, take_message_sender
 from perdure.loop.requests import parse_message
 from perdure.loop.turns import get_caller_overrides
-from perdure.stages.journal_keys import build_model_key
 from perdure.types.state import RunState
 from perdure.types.wire import ModelInput, NewMessage
 from tests.unit.loop.build import carried_over

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from perdure import Agent
+from perdure.calls.retries import UNEXPECTED_ATTEMPTS, decide_retry
 from perdure.errors import (
     DefinitionError,
     ProviderConnectionError,
@@ -19,7 +20,6 @@ from perdure.errors import (
 from perdure.ports import Completed, ModelRef, ModelRequest, Restarted, StreamEvent, TextDelta, ToolCallDelta
 from perdure.providers import get_provider, register_provider, registry
 from perdure.providers.fallback import ModelChain
-from perdure.stages.retries import UNEXPECTED_ATTEMPTS, decide_retry
 from perdure.testing import ScriptedProvider
 from perdure.types.messages import Message, TextPart, Usage
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
+from perdure.calls.journal_keys import parse_outcome
+from perdure.calls.retries import decide_retry
 from perdure.errors import NewerStateError
 from perdure.loop.lifecycle import create_run_state
-from perdure.stages.journal_keys import parse_outcome
-from perdure.stages.retries import decide_retry
 from perdure.types import schema_version
 from perdure.types.schema_version import SCHEMA_VERSION, check_schema_version
 from perdure.types.state import read_state

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from perdure import Agent, tool
-from perdure.activities import Agents
 from perdure.agent.agent_file import load_spec
+from perdure.calls.agents import Agents
 from perdure.errors import AgentNotFoundError, DefinitionError, InvalidInputError
 from perdure.worker import agent_folder as folder_module
 from perdure.worker.agent_folder import AgentFolder

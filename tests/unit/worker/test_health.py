@@ -15,7 +15,7 @@ from temporalio.bridge.proto.workflow_activation import RemoveFromCache, Workflo
 from temporalio.service import RPCError, RPCStatusCode
 
 from perdure import Agent, Worker, tool
-from perdure.activities import Agents
+from perdure.calls.agents import Agents
 from perdure.errors import RuntimeSetupError, StoreError
 from perdure.testing.store import MemoryStore
 from perdure.worker import drain as drain_module

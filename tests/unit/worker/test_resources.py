@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from perdure.activities import AuthorLoop
+from perdure.calls.author_loop import AuthorLoop
 from perdure.errors import DefinitionError, RuntimeSetupError
 from perdure.worker import engine
 from perdure.worker.engine import LifespanResources

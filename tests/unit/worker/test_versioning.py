@@ -12,8 +12,8 @@ from temporalio.worker import WorkerConfig, WorkerDeploymentConfig
 from temporalio.workflow import _Definition
 
 from perdure import Agent, PerdurePlugin, load_agent
-from perdure.activities import Agents
 from perdure.agent.definition import describe_agent
+from perdure.calls.agents import Agents
 from perdure.cli.worker import read_version
 from perdure.errors import DefinitionError, RuntimeSetupError
 from perdure.loop.lifecycle import create_run_state, pause_run, request_pause

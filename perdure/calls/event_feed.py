@@ -1,0 +1,636 @@
+"""The events stage and the failures stage, and the feeds that write a call's events to the store while it runs.
+
+The feed of a model call:
+
+    start_model, emit ──► parts in order ──► every 20 ms: adjacent deltas as one ──► the store
+                               └── queued at the end: deltas are dropped, the rest is written with the outcome
+
+A reply that is complete before the first write adds no write. All calls of a worker write at the same moments, so that
+what they write shares a transaction.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import threading
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from typing import Any, Literal
+from weakref import WeakKeyDictionary, WeakSet
+
+from ..agent.spec import AgentSpec as Agent
+from ..errors import RunIdError, StoreError, TranscriptCorruptedError
+from ..ports import (
+    Completed,
+    EventBatch,
+    EventLog,
+    NewEvent,
+    Restarted,
+    StreamEvent,
+    TextDelta,
+    ThinkingDelta,
+    ToolCallDelta,
+    build_batch_token,
+    timestamp,
+)
+from ..types.events import ErrorEvent, MessageInjected, ModelDelta, ToolProgress, encode_event_body
+from ..types.interface import FINISH_TOOL
+from ..types.messages import INLINE_BYTES, FilePart, Message, clean_text, is_large_text
+from ..types.wire import CloseOutput, RemindOutput, ToolOutput
+from .call import (
+    CallT,
+    CloseCall,
+    CompactCall,
+    CompactReply,
+    ModelCall,
+    ModelReply,
+    NextTool,
+    OutputT,
+    RemindCall,
+    Reply,
+    StepCall,
+    ToolCall,
+)
+from .event_builders import (
+    build_begin_events,
+    build_closing_events,
+    build_closing_start_events,
+    build_compaction_events,
+    build_event_fields,
+    build_failure_events,
+    build_iteration_start_events,
+    build_model_retracted,
+    build_model_started,
+    build_reminder_events,
+    build_reply_events,
+)
+from .heartbeat import measure_agent_missing
+from .retries import decide_retry
+
+# ---
+# Event batches of a call.
+
+
+def build_event_batch(
+    call: StepCall | ToolCall, events: Sequence[NewEvent], token: str = "", *, advances: bool = False
+) -> EventBatch:
+    """Build a batch for the conversation of ``call``. See ``EventBatch`` for ``token`` and ``advances``."""
+    task = call.input
+    lineage = task.lineage if task.is_child else None
+    scheduled = "" if token or not call.asked_at else build_batch_token(call.asked_at)
+    return EventBatch(task.context_id, events, token, advances, lineage, task.agent, scheduled)
+
+
+# ---
+# Events of users' messages that hooks may change: written after the hooks have run, with the changed message.
+#
+# A message that a hook withholds, or fails at, must not appear in the events either.
+
+
+def pop_injected_events(events: list[NewEvent]) -> list[NewEvent]:
+    """Remove the events of users' messages from ``events`` and return them."""
+    injected = [new for new in events if isinstance(new.event, MessageInjected)]
+    events[:] = [new for new in events if not isinstance(new.event, MessageInjected)]
+    return injected
+
+
+def update_injected_events(injected: Sequence[NewEvent], messages: Sequence[Message]) -> list[NewEvent]:
+    """Return the events of ``messages``, with their present text: those of ``injected`` in their order, or some."""
+    updated, remaining = list[NewEvent](), iter(injected)
+    for message in messages:
+        for new in remaining:
+            event = new.event
+            if isinstance(event, MessageInjected) and event.id == message.id:  # else it is in the conversation already
+                updated.append(replace(new, event=_update_injected_event(event, message)))
+                break
+    return updated
+
+
+def _update_injected_event(event: MessageInjected, message: Message) -> MessageInjected:
+    """Return the event with the message's present text and files; a large text is cut to ``INLINE_BYTES``."""
+    text = message.text
+    if event.blob is not None and len(text.encode()) == event.blob.size:
+        return event  # as it was sent
+    if is_large_text(text):
+        text = text.encode()[:INLINE_BYTES].decode(errors="ignore") + "…"
+    files = tuple(part for part in message.parts if isinstance(part, FilePart))
+    return event.model_copy(update={"content": text, "blob": None, "files": files})
+
+
+# ---
+# Writes events while a call runs: one batch at a time, at a bounded rate, without delaying the call.
+
+
+logger = logging.getLogger("perdure.worker")
+
+WRITE_RETRY_DELAY = 1.0
+"""Seconds until a write that failed is retried."""
+LAST_WRITE_TIMEOUT = 1.0
+"""Seconds that a failed call waits for its last events to be written."""
+
+_pending_writes: set[asyncio.Future[bool]] = set()
+"""Writes in progress. Holds references: an event loop may drop a task that nothing else references."""
+
+
+class WriteClock:
+    """When the calls of a worker write: those that are due at one time are called in one round of the event loop.
+
+    Timers of their own ring up to a millisecond apart, and each of these writes would be a transaction.
+    """
+
+    def __init__(self) -> None:
+        self._due = WeakKeyDictionary[asyncio.AbstractEventLoop, dict[float, list[BatchWriter]]]()
+        self.replies = WeakSet[ModelEventFeed]()
+        """Those of which something was streamed, and that are not complete."""
+
+    def add_writer(self, writer: BatchWriter, due: float) -> None:
+        """Call ``writer.start_due_write`` at ``due``, a time of the running loop."""
+        loop = asyncio.get_running_loop()
+        all_due = self._due.setdefault(loop, {})
+        if due not in all_due:
+            all_due[due] = []
+            loop.call_at(due, self._call_writers, loop, due)
+        all_due[due].append(writer)
+
+    def get_delta_interval(self) -> float:
+        """Return the present seconds between two writes of a reply."""
+        return DELTA_INTERVAL if len(self.replies) <= MANY_REPLIES else BUSY_DELTA_INTERVAL
+
+    def _call_writers(self, loop: asyncio.AbstractEventLoop, due: float) -> None:
+        for writer in self._due[loop].pop(due):
+            loop.call_soon(writer.start_due_write, due)  # what one of them raises is not the others'
+
+
+class BatchWriter:
+    """Writes the batches that ``take`` returns; None means nothing to write. A failed batch is retried unchanged."""
+
+    def __init__(
+        self,
+        store: EventLog,
+        take: Callable[[], EventBatch | None],
+        clock: WriteClock,
+        get_interval: Callable[[], float],
+    ) -> None:
+        """``get_interval``: the present interval in seconds. Writes start at its multiples on the loop's clock."""
+        self._store = store
+        self._clock = clock
+        self._take_batch = take
+        self._get_interval = get_interval
+        self._due: float | None = None
+        self._delay = 0.0
+        """What ``_due`` was set with."""
+        self._write_future: asyncio.Future[bool] | None = None
+        self._stopped = False
+        self.unwritten_batch: EventBatch | None = None
+        """The batch that was taken and is not known to be written."""
+        self.is_superseded = False
+        """Whether the store reported that another attempt has taken over."""
+
+    def schedule_write(self, delay: float = 0.0) -> None:
+        """Start a write at the first multiple of the interval that is ``delay`` seconds from now, or later; while a
+        write is in progress, at the first one after it."""
+        if self._stopped or self._write_future is not None:
+            return
+        is_retry = self.unwritten_batch is not None
+        if self._due is not None and (is_retry or self._delay <= delay):
+            return  # it was set earlier, and is due earlier; and a store that fails is not asked with each piece
+        loop, interval = asyncio.get_running_loop(), self._get_interval()
+        self._due, self._delay = math.ceil((loop.time() + delay) / interval) * interval, delay
+        self._clock.add_writer(self, self._due)
+
+    def stop(self) -> None:
+        """Start no more writes."""
+        self._stopped = True
+
+    async def wait_for_write(self) -> None:
+        """Wait for the write in progress, ``LAST_WRITE_TIMEOUT`` seconds at most."""
+        if self._write_future is not None:
+            await asyncio.wait([self._write_future], timeout=LAST_WRITE_TIMEOUT)
+
+    def start_due_write(self, due: float) -> None:
+        """Start the write that is due then, unless it was put at another time."""
+        if self._due != due:
+            return
+        self._due = None
+        batch = None if self._stopped else self.unwritten_batch or self._take_batch()
+        if batch is None:
+            return
+        self.unwritten_batch = batch
+        self._write_future = start_batch_write(self._store, batch)
+        self._write_future.add_done_callback(self._finish_write)
+
+    def _finish_write(self, writing: asyncio.Future[bool]) -> None:
+        self._write_future = None
+        delay = 0.0
+        if writing.cancelled():
+            self.stop()
+        elif error := writing.exception():
+            delay = WRITE_RETRY_DELAY
+            if not isinstance(error, StoreError):
+                self.stop()
+        else:
+            self.unwritten_batch = None
+            if not writing.result():
+                self.is_superseded = True
+                self.stop()
+        self.schedule_write(delay)
+
+
+def start_batch_write(store: EventLog, batch: EventBatch) -> asyncio.Future[bool]:
+    """Start writing ``batch``, also if the caller does not wait for it. A failure is only logged."""
+    writing = asyncio.ensure_future(store.append(batch))
+    _pending_writes.add(writing)
+    writing.add_done_callback(_finish_batch_write)
+    return writing
+
+
+def _finish_batch_write(writing: asyncio.Future[bool]) -> None:
+    _pending_writes.discard(writing)
+    if not writing.cancelled() and (error := writing.exception()) is not None:
+        # An error other than StoreError is a fault in the engine, so it is logged as a warning.
+        level = logging.DEBUG if isinstance(error, StoreError) else logging.WARNING
+        logger.log(level, "events could not be written: %s: %s", type(error).__name__, error)
+
+
+async def write_last_batch(store: EventLog, batch: EventBatch) -> None:
+    """Write ``batch`` for a call that has failed. Waits ``LAST_WRITE_TIMEOUT`` seconds at most; raises nothing."""
+    if batch.events:
+        await asyncio.wait([start_batch_write(store, batch)], timeout=LAST_WRITE_TIMEOUT)
+
+
+# ---
+# The failures stage: records a failed attempt, whichever inner stage failed.
+
+
+class FailuresStage:
+    """Records the errors of attempts, including each inline tool's own. Re-raises every error."""
+
+    def __init__(self, store: EventLog) -> None:
+        self._store = store
+
+    async def step(self, call: CallT, next: Callable[[CallT], Awaitable[OutputT]]) -> OutputT:
+        """Around a step's call."""
+        try:
+            return await next(call)
+        except Exception as error:
+            await self._write_failure(call, error, build_batch_token(call.asked_at, call.attempt))
+            raise
+
+    async def tool(self, call: ToolCall, next: NextTool) -> ToolOutput:
+        """Around a tool call. An exception of the tool itself does not reach this stage: it is a result."""
+        try:
+            return await next(call)
+        except Exception as error:
+            await self._write_failure(call, error, build_batch_token(call.asked_at))
+            raise
+
+    async def _write_failure(self, call: StepCall | ToolCall, error: Exception, token: str) -> None:
+        if isinstance(error, StoreError) and not isinstance(error, TranscriptCorruptedError):
+            return  # the store is down, or is not the run's
+        if isinstance(error, RunIdError):
+            return  # the events are another run's
+        events = [
+            *call.recording.pending_events,
+            *build_failure_events(call, decide_retry(error, call.attempt, measure_agent_missing(error))),
+        ]
+        # A reminder runs beside tools, and these are not late because of it.
+        advances = not isinstance(call, ToolCall | RemindCall)
+        await write_last_batch(self._store, build_event_batch(call, events, token, advances=advances))
+
+
+DELTA_INTERVAL, BUSY_DELTA_INTERVAL = 0.02, 0.04
+"""Seconds between two writes of a reply, and at least from its first delta to its first write: while a worker streams
+few replies, and while it streams more than ``MANY_REPLIES``."""
+MANY_REPLIES = 32
+FIRST_WRITE_DELAY = 0.1
+"""Seconds until the start of a call is written if nothing was streamed by then."""
+MAX_QUEUED_CHARS = 1024 * 1024
+"""Maximum of characters that wait for the store. Past it, no more deltas of the reply are written."""
+QUEUED_DELTA_CHARS = 100
+"""Counted for each delta that waits, beside its text: a model may send any number of empty ones."""
+
+DeltaKind = Literal["text", "thinking", "tool_call"]
+
+
+@dataclass(slots=True)
+class _QueuedDelta:
+    """Adjacent deltas of one text, one thinking part or one call's arguments."""
+
+    kind: DeltaKind
+    index: int
+    at: str
+    texts: list[str] = field(default_factory=list)
+
+
+class ModelEventFeed:
+    """Events of one attempt. Call all methods on the worker's event loop; only ``wait_for_write`` waits."""
+
+    def __init__(
+        self,
+        store: EventLog,
+        call: ModelCall,
+        clock: WriteClock,
+        *,
+        stream: bool = True,
+        answer_field: str | None = None,
+    ) -> None:
+        """Without ``stream`` nothing is written before the outcome, and no deltas at all.
+
+        ``answer_field``: the argument of the finish tool that the answer is wrapped in, if any (``OutputType.inside``).
+        """
+        self._call = call
+        self._delta_fields = {name: value for name, value in build_event_fields(call).items() if name != "at"}
+        self._answer_field = answer_field
+        self._writes_deltas = stream
+        self._queue: list[NewEvent | _QueuedDelta] = [*call.recording.pending_events]
+        call.recording.pending_events.clear()
+        self._queued_chars = 0
+        self._offsets: dict[tuple[DeltaKind, int], int] = {}
+        self._tool_calls: dict[int, tuple[str, str]] = {}
+        self._models_started = 0
+        self.has_streamed = False
+        """Whether deltas may have been written."""
+        self._clock = clock
+        self._writer = BatchWriter(store, self._take_batch, clock, clock.get_delta_interval)
+        if stream:
+            self._writer.schedule_write(FIRST_WRITE_DELAY)
+
+    def start_model(self, model: str) -> None:
+        """Record that ``model`` is called now."""
+        self._queue.append(build_model_started(self._call, model, self._models_started))
+        self._models_started += 1
+
+    def add_events(self, events: Sequence[NewEvent]) -> None:
+        """Queue ``events``."""
+        self._queue += events
+
+    def emit(self, event: StreamEvent) -> None:
+        """Queue an event that the model has streamed."""
+        match event:
+            case TextDelta():
+                self._add_delta("text", 0, event.text)
+            case ThinkingDelta():
+                self._add_delta("thinking", 0, event.text)
+            case ToolCallDelta():
+                known = self._tool_calls.get(event.index, ("", ""))
+                self._tool_calls[event.index] = event.id or known[0], event.name or known[1]
+                self._add_delta("tool_call", event.index, event.arguments)
+            case Restarted():
+                self._handle_restart(event)
+            case Completed():
+                pass
+
+    def stop(self) -> list[NewEvent]:
+        """Stop writing. Return the events that are not known to be written, without deltas."""
+        self._writer.stop()
+        self._clock.replies.discard(self)
+        batch = self._writer.unwritten_batch
+        events = [new for new in batch.events if not isinstance(new.event, ModelDelta)] if batch else []
+        events += [queued for queued in self._queue if isinstance(queued, NewEvent)]
+        self._queue = []
+        return events
+
+    async def wait_for_write(self) -> None:
+        """Wait for a write started before ``stop``, ``LAST_WRITE_TIMEOUT`` seconds at most."""
+        await self._writer.wait_for_write()
+
+    def _add_delta(self, kind: DeltaKind, index: int, text: str) -> None:
+        if not self._writes_deltas or self._writer.is_superseded:
+            return
+        last = self._queue[-1] if self._queue else None
+        if not (isinstance(last, _QueuedDelta) and last.kind == kind and last.index == index):
+            last = _QueuedDelta(kind, index, timestamp(datetime.now(UTC)))
+            self._queue.append(last)
+            self._queued_chars += QUEUED_DELTA_CHARS
+        last.texts.append(text)
+        self._queued_chars += len(text)
+        if self._queued_chars > MAX_QUEUED_CHARS:
+            self._writes_deltas = False
+            self._drop_deltas()
+            return
+        self._writer.schedule_write(0.0 if self.has_streamed else DELTA_INTERVAL)
+
+    def _handle_restart(self, event: Restarted) -> None:
+        """Start the next model of a chain; what the one before has streamed does not count."""
+        self._drop_deltas()
+        self._offsets.clear()
+        self._tool_calls.clear()
+        fields = build_event_fields(self._call)
+        failed = ErrorEvent(
+            **fields, activity=self._call.input.activity, error_type=event.error_type, error=event.error
+        )
+        self._queue.append(NewEvent(failed, key=f"failed/{self._call.owner}/{self._models_started}"))
+        # Dropped by the store where nothing was streamed.
+        retracted = build_model_retracted(self._call, event.error_type)
+        self._queue.append(replace(retracted, key=f"undone/{self._call.owner}/{self._models_started}"))
+        self.start_model(event.model)
+        if self._writes_deltas:
+            self._writer.schedule_write(DELTA_INTERVAL)
+
+    def _drop_deltas(self) -> None:
+        self._queue = [queued for queued in self._queue if isinstance(queued, NewEvent)]
+        self._queued_chars = 0
+
+    def _take_batch(self) -> EventBatch | None:
+        if not self._queue:
+            return None
+        events = [queued if isinstance(queued, NewEvent) else self._build_delta(queued) for queued in self._queue]
+        self._queue, self._queued_chars = [], 0
+        return build_event_batch(
+            self._call, events, build_batch_token(self._call.asked_at, self._call.attempt), advances=True
+        )
+
+    def _build_delta(self, delta: _QueuedDelta) -> NewEvent:
+        self.has_streamed = True
+        self._clock.replies.add(self)
+        text = clean_text("".join(delta.texts))
+        place = delta.kind, delta.index
+        offset = self._offsets.get(place, 0)
+        self._offsets[place] = offset + len(text)
+        call_id, name = self._tool_calls[delta.index] if delta.kind == "tool_call" else ("", "")
+        event = ModelDelta(
+            **self._delta_fields,
+            at=delta.at,
+            iteration=self._call.input.iteration,
+            kind=delta.kind,
+            text=text,
+            offset=offset,
+            index=delta.index,
+            call_id=call_id,
+            name=name,
+            inside=self._answer_field if name == FINISH_TOOL else None,
+        )
+        return NewEvent(event)
+
+
+# ---
+# Progress that a tool reports while it runs: from any thread, at any rate; only the latest report is written.
+
+
+PROGRESS_INTERVAL = 0.1
+"""Seconds between two writes, and until the first: a tool that ends before it causes no write."""
+
+
+class ProgressFeed:
+    """Progress of one call. Create and stop it on the worker's event loop."""
+
+    def __init__(self, store: EventLog, call: ToolCall, clock: WriteClock) -> None:
+        self._call = call
+        self._loop = asyncio.get_running_loop()
+        self._lock = threading.Lock()
+        self._latest_event: NewEvent | None = None
+        self._stopped = False
+        self._writer = BatchWriter(store, self._take_batch, clock, lambda: PROGRESS_INTERVAL)
+
+    def report_progress(self, message: str, data: Any) -> None:
+        """Report progress from any thread. ``data`` is plain JSON. A report after the end of the call is dropped.
+
+        Raises ``ValueError`` for a report that cannot be stored: here, where the author's code sees it, because
+        later it would prevent the outcome from being recorded.
+        """
+        task = self._call.input
+        event = ToolProgress(
+            **build_event_fields(self._call), call_id=task.call_id, name=task.name, message=message, data=data
+        )
+        if (size := len(encode_event_body(event))) > INLINE_BYTES:
+            raise ValueError(f"progress: it has {size:,} bytes as JSON and may have {INLINE_BYTES:,}")
+        with self._lock:
+            if self._stopped:
+                return
+            waits, self._latest_event = self._latest_event is not None, NewEvent(event)
+            if not waits:  # else the write that is scheduled already takes this one
+                self._loop.call_soon_threadsafe(self._writer.schedule_write, PROGRESS_INTERVAL)
+
+    def stop(self) -> list[NewEvent]:
+        """Stop writing. Return the last report, if it is not written."""
+        with self._lock:
+            self._stopped = True
+            latest, self._latest_event = self._latest_event, None
+        self._writer.stop()
+        return [latest] if latest else []
+
+    def _take_batch(self) -> EventBatch | None:
+        with self._lock:
+            latest, self._latest_event = self._latest_event, None
+        if latest is None:
+            return None
+        # The same token for all attempts: a late report of a tool whose result the model already has is dropped.
+        return build_event_batch(self._call, [latest], build_batch_token(self._call.asked_at))
+
+
+# ---
+# The events stage: writes the events of a call as it runs.
+#
+# It is inside the journal stage, so an outcome found there writes no events again; the final events are recorded in
+# one transaction with the outcome. Events never make a call fail or wait.
+
+
+class EventsStage:
+    """Writes the events of a call while it runs, and adds the final ones to the commit of its outcome.
+
+    Without ``stream`` a model call writes nothing before its outcome: no deltas, and no transaction of its own.
+    ``stopped_by_run`` returns whether the run cancelled the call; else the worker is stopping.
+    ``changed_by_hooks`` returns whether an agent's hooks may change users' messages: then the events of these
+    messages are written after the hooks have run.
+    """
+
+    def __init__(
+        self,
+        store: EventLog,
+        stopped_by_run: Callable[[], bool],
+        *,
+        stream: bool = True,
+        changed_by_hooks: Callable[[str], bool] = lambda _: False,
+        find_agent: Callable[[str], Agent | None] = lambda _: None,
+    ) -> None:
+        self._store = store
+        self._clock = WriteClock()
+        self._stopped_by_run = stopped_by_run
+        self._stream = stream
+        self._changed_by_hooks = changed_by_hooks
+        self._find_agent = find_agent
+
+    async def model(self, call: ModelCall, next: Callable[[ModelCall], Awaitable[ModelReply]]) -> ModelReply:
+        """Around a model call."""
+        pending = call.recording.pending_events
+        pending += build_iteration_start_events(call)
+        injected = self._pop_changing_messages(call)
+        agent = self._find_agent(call.input.agent)
+        answer_field = None if agent is None else agent.output_type.inside
+        feed = ModelEventFeed(self._store, call, self._clock, stream=self._stream, answer_field=answer_field)
+        call.feed.report_model, call.feed.emit = feed.start_model, feed.emit
+        call.feed.report_messages = lambda messages: feed.add_events(update_injected_events(injected, messages))
+        try:
+            reply = await next(call)
+        except asyncio.CancelledError:
+            pending += feed.stop()
+            if feed.has_streamed:
+                await feed.wait_for_write()
+                await write_last_batch(self._store, self._build_retraction(call))
+            raise
+        except Exception:
+            pending += feed.stop()
+            await feed.wait_for_write()
+            raise
+        pending += feed.stop()
+        _attach_events(call, reply, build_reply_events(call, reply))
+        return reply
+
+    async def compact(self, call: CompactCall, next: Callable[[CompactCall], Awaitable[CompactReply]]) -> CompactReply:
+        """Around a compaction. A summary's model calls do not belong to the conversation, so they write no events."""
+        call.recording.pending_events += build_begin_events(call)
+        reply = await next(call)
+        _attach_events(call, reply, build_compaction_events(call, reply.output))
+        return reply
+
+    async def close(
+        self, call: CloseCall, next: Callable[[CloseCall], Awaitable[Reply[CloseOutput]]]
+    ) -> Reply[CloseOutput]:
+        """Around the record of an ending."""
+        pending = call.recording.pending_events
+        pending += build_closing_start_events(call)
+        injected = self._pop_changing_messages(call)
+        call.feed.report_messages = lambda messages: pending.extend(update_injected_events(injected, messages))
+        reply = await next(call)
+        _attach_events(call, reply, build_closing_events(call))
+        return reply
+
+    async def remind(
+        self, call: RemindCall, next: Callable[[RemindCall], Awaitable[Reply[RemindOutput]]]
+    ) -> Reply[RemindOutput]:
+        """Around reminders."""
+        reply = await next(call)
+        reply.commit = replace(
+            reply.commit, events=EventBatch(call.input.context_id, list(build_reminder_events(call)))
+        )
+        return reply
+
+    def _pop_changing_messages(self, call: ModelCall | CloseCall) -> list[NewEvent]:
+        """Take the events of users' messages out of those that are pending, if hooks may change the messages."""
+        return pop_injected_events(call.recording.pending_events) if self._changed_by_hooks(call.input.agent) else []
+
+    async def tool(self, call: ToolCall, next: NextTool) -> ToolOutput:
+        """Around a tool call that may act. The journal stage writes the events of its start and its end."""
+        progress = ProgressFeed(self._store, call, self._clock)
+        call.feed.report_progress = progress.report_progress
+        try:
+            return await next(call)
+        finally:
+            call.recording.pending_events += progress.stop()
+
+    def _build_retraction(self, call: ModelCall) -> EventBatch:
+        reason = "Interrupted" if self._stopped_by_run() else "WorkerStopped"
+        events = [*call.recording.pending_events, build_model_retracted(call, reason)]
+        return build_event_batch(call, events, build_batch_token(call.asked_at, call.attempt), advances=True)
+
+
+def _attach_events(
+    call: ModelCall | CompactCall | CloseCall, reply: Reply[OutputT], events: Sequence[NewEvent]
+) -> None:
+    """Add what is pending, and ``events``, to the commit of ``reply``."""
+    everything = [*call.recording.pending_events, *events]
+    batch = build_event_batch(call, everything, build_batch_token(call.asked_at), advances=True)
+    reply.commit = replace(reply.commit, events=batch)

@@ -1,0 +1,251 @@
+"""The border to Temporal: JSON outside, calls inside, errors as Temporal knows them, and hands off other activities."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from temporalio.exceptions import ApplicationError
+from temporalio.testing import ActivityEnvironment
+from temporalio.worker import ActivityInboundInterceptor, ExecuteActivityInput
+
+from perdure import Agent
+from perdure.calls.call import (
+    ConversationCall,
+    ModelCall,
+    ModelReply,
+    NextConversation,
+    NextModel,
+    NextRequest,
+    NextTool,
+    Stages,
+    ToolCall,
+    share_fields,
+)
+from perdure.calls.interceptor import StageInterceptor
+from perdure.calls.retries import FAILURE_CHARS, SILENT_ATTEMPTS, TOOLSET_ATTEMPTS, UNEXPECTED_ATTEMPTS, BudgetStage
+from perdure.errors import (
+    AgentNotFoundError,
+    AuthenticationError,
+    ProviderTimeoutError,
+    RateLimitError,
+    StoreError,
+    ToolsetError,
+    TranscriptCorruptedError,
+)
+from perdure.types.limits import Limits
+from perdure.types.wire import ToolOutput
+from tests.unit.calls.build import FACTS, Inner, reply, request_call
+
+MODEL = {**FACTS, "new": [{"kind": "message", "content": "hi"}]}
+TOOL = {**FACTS, "call_id": "c1", "name": "pay", "arguments": {"amount": 3}}
+
+
+def ours() -> None:
+    """Stands for one of perdure's activities."""
+
+
+def theirs() -> None:
+    """Stands for an activity of the host's."""
+
+
+class Bare(ActivityInboundInterceptor):
+    """What stands behind the stages."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+
+    async def execute_activity(self, input: ExecuteActivityInput) -> Any:
+        return await self.inner(input.args[0])
+
+
+class Named:
+    """A stage that says in ``seen`` when it is passed."""
+
+    def __init__(self, name: str, seen: list[str]) -> None:
+        self.name, self.seen = name, seen
+
+    async def model(self, call: ModelCall, next: NextModel) -> ModelReply:
+        self.seen.append(self.name)
+        return await next(call)
+
+    async def tool(self, call: ToolCall, next: NextTool) -> ToolOutput:
+        self.seen.append(self.name)
+        return await next(call)
+
+
+class Loads:
+    """Stands where the conversation is loaded."""
+
+    async def model(self, call: ModelCall, next: NextConversation) -> ModelReply:
+        return await next(ConversationCall(**share_fields(call)))
+
+
+class Requests:
+    """Stands where the request is made."""
+
+    async def model(self, call: ConversationCall, next: NextRequest) -> ModelReply:
+        return await next(request_call(call, Agent("a", "openai:gpt-5")))
+
+
+async def execute(
+    inner: Any,
+    args: list[Any],
+    *,
+    fn: Any = ours,
+    stages: Sequence[Named] = (),
+    of_request: Sequence[BudgetStage] = (),
+    type: str = "perdure.model",
+    kept: list[Any] | None = None,
+    **info: Any,
+) -> Any:
+    """Run an activity through the interceptor, in an activity's context. ``kept``: details of its last heartbeat."""
+    env = ActivityEnvironment()
+    if kept is not None:
+        info["heartbeat_details"] = list(kept)
+        env.on_heartbeat = lambda *details: kept.__setitem__(slice(None), details)
+    env.info = replace(env.info, activity_type=type, **info)
+    around = Stages(stages, Loads(), Requests(), of_request, stages)
+    chain = StageInterceptor(lambda: around, lambda given: given is ours).intercept_activity(Bare(inner))
+    return await env.run(chain.execute_activity, ExecuteActivityInput(fn=fn, args=args, executor=None, headers={}))
+
+
+async def test_a_model_call_is_parsed_and_its_output_is_plain_json() -> None:
+    inner = Inner(reply("Hello."))
+    output = await execute(inner, [MODEL], attempt=3, activity_id="7", workflow_run_id="r")
+    call = inner.calls[0]
+    assert isinstance(call, ModelCall)
+    assert (call.owner, call.attempt, call.input.agent) == ("r/7/3", 3, "a")
+    assert output["finish"] == {"content": "Hello.", "called": False}
+    assert "blob" not in output
+
+
+async def test_a_tool_call_is_parsed_from_a_dynamic_activitys_arguments() -> None:
+    inner = Inner("42")
+    output = await execute(inner, [[TOOL]], type="tool.pay")
+    call = inner.calls[0]
+    assert isinstance(call, ToolCall)
+    assert call.arguments == {"amount": 3}
+    assert output == {"key": call.key, "content": "42", "is_error": False, "status": "done"}
+
+
+async def test_stages_stand_in_order_the_first_outermost() -> None:
+    seen: list[str] = []
+    stages = [Named("one", seen), Named("two", seen)]
+    await execute(Inner("Hello."), [MODEL], stages=stages)
+    await execute(Inner("42"), [[TOOL]], stages=stages, type="tool.pay")
+    assert seen == ["one", "two", "one", "two"]
+
+
+async def test_other_activities_pass_untouched() -> None:
+    seen: list[str] = []
+    argument = object()
+
+    async def inner(given: Any) -> Any:
+        assert given is argument
+        raise AuthenticationError("theirs")  # their errors are theirs too
+
+    with pytest.raises(AuthenticationError):
+        await execute(inner, [argument], fn=theirs, stages=[Named("one", seen)], type="perdure.model")
+    assert seen == []
+
+
+@pytest.mark.parametrize(
+    ("error", "retried", "delay"),
+    [
+        (AuthenticationError("wrong key", hint="Set OPENAI_API_KEY."), False, None),
+        (RateLimitError("slow down", retry_after=7.5), True, 7.5),
+        (StoreError("locked"), True, None),
+        (TranscriptCorruptedError("altered"), False, None),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+async def test_errors_keep_their_class_and_say_whether_to_try_again(error: Any, retried: bool, delay: float) -> None:
+    with pytest.raises(ApplicationError) as caught:
+        await execute(Inner(error), [MODEL])
+    assert caught.value.type == type(error).__name__
+    assert caught.value.message == str(error)
+    assert caught.value.non_retryable is not retried
+    assert caught.value.next_retry_delay == (None if delay is None else timedelta(seconds=delay))
+
+
+@pytest.mark.parametrize(
+    ("error", "most"),
+    [(ToolsetError("no list"), TOOLSET_ATTEMPTS), (ProviderTimeoutError("silent"), SILENT_ATTEMPTS)],
+    ids=lambda value: type(value).__name__,
+)
+async def test_some_errors_are_retried_a_few_times_only(error: Any, most: int) -> None:
+    for attempt, retried in ((1, True), (most - 1, True), (most, False)):
+        with pytest.raises(ApplicationError) as caught:
+            await execute(Inner(error), [MODEL], attempt=attempt)
+        assert caught.value.non_retryable is not retried
+
+
+async def test_an_unknown_agent_is_looked_for_until_a_minute_after_it_was_first_missed() -> None:
+    """By the server's clock, and however many attempts failed for another reason before."""
+    kept: list[Any] = []
+
+    async def attempt(error: Exception, number: int, seconds: float) -> bool:
+        """Whether there is another one."""
+        at = datetime(2026, 1, 1, tzinfo=UTC) + timedelta(seconds=seconds)
+        with pytest.raises(ApplicationError) as caught:
+            await execute(Inner(error), [MODEL], kept=kept, attempt=number, started_time=at)
+        return not caught.value.non_retryable
+
+    gone = AgentNotFoundError("no agent 'a'")
+    assert await attempt(StoreError("locked"), 20, 0)
+    assert await attempt(gone, 21, 600)
+    assert await attempt(gone, 22, 659)
+    assert await attempt(StoreError("a worker knew it"), 23, 662)
+    assert await attempt(gone, 24, 700)
+    assert not await attempt(gone, 25, 760)
+
+
+@pytest.mark.parametrize("ahead", [timedelta(minutes=-5), timedelta(0), timedelta(minutes=5)])
+@pytest.mark.parametrize(("waits", "retried"), [(45.0, True), (55.0, False)])
+async def test_the_time_of_a_call_is_the_same_on_a_worker_whose_clock_is_five_minutes_off(
+    ahead: timedelta, waits: float, retried: bool
+) -> None:
+    """Ten of its sixty seconds are over when the second attempt begins."""
+    started = datetime.now(UTC) + ahead
+    times = {"scheduled_time": started - timedelta(seconds=10), "started_time": started}
+    stages = [BudgetStage(lambda _: Limits(call_timeout=60))]
+    with pytest.raises(ApplicationError) as caught:
+        await execute(
+            Inner(RateLimitError("slow down", retry_after=waits)), [MODEL], of_request=stages, attempt=2, **times
+        )
+    assert caught.value.non_retryable is not retried
+
+
+@pytest.mark.parametrize(("attempt", "retried"), [(1, True), (UNEXPECTED_ATTEMPTS, False)])
+async def test_a_fault_is_tried_again_but_not_for_ever(
+    attempt: int, retried: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(ApplicationError, match="division") as caught:
+        await execute(Inner(ZeroDivisionError("division by zero")), [MODEL], attempt=attempt)
+    assert caught.value.type == "ZeroDivisionError"
+    assert caught.value.non_retryable is not retried
+    assert "ZeroDivisionError" in caplog.text  # the traceback is in the log
+
+
+async def test_a_failure_is_small_enough_for_the_server() -> None:
+    with pytest.raises(ApplicationError) as caught:
+        await execute(Inner(StoreError("x" * 10_000)), [MODEL])
+    assert len(caught.value.message) < FAILURE_CHARS + 10
+    assert caught.value.__cause__ is None
+
+
+async def test_an_error_that_is_temporals_already_is_passed_on() -> None:
+    error = ApplicationError("theirs", type="Own", non_retryable=True)
+    with pytest.raises(ApplicationError) as caught:
+        await execute(Inner(error), [MODEL])
+    assert caught.value is error
+
+
+async def test_an_input_of_the_wrong_shape_fails_with_what_is_wrong() -> None:
+    with pytest.raises(ApplicationError, match="scope") as caught:
+        await execute(Inner("never"), [{"agent": "a"}])
+    assert caught.value.type == "ValidationError"
