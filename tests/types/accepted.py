@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Iterable, Mapping
 from copy import copy
 from dataclasses import dataclass
 from functools import partial
@@ -12,6 +12,7 @@ from pydantic import BaseModel
 
 from perdure import (
     Agent,
+    AgentSpec,
     Client,
     Response,
     Run,
@@ -275,6 +276,23 @@ async def gives_the_output(agent: Agent[User, Answer], client: Client) -> None:
     assert_type(client.run("7", agent), Run[Answer])
     await client.schedule(agent, "x", id="daily", every="1d", context=User(name="ana"))
     assert_type(await run_agent(agent, "x"), Response[Answer])
+
+
+async def takes_definitions_of_agents(
+    spec: AgentSpec[User, Answer], one: Agent[User, Answer], other: Agent[Any, str], client: Client
+) -> None:
+    wider: AgentSpec[User, Answer] = one
+    print(wider)
+    assert_type(await client.start(spec, "x", context=User(name="ana")), Run[Answer])
+    assert_type(client.run("7", spec), Run[Answer])
+    assert_type(await run_agent(spec, "x"), Response[Answer])
+    assert_type(spec.overridden(None), AgentSpec[User, Answer])
+    Agent("boss", MODEL, subagents=[spec, other])
+    specs: Iterable[AgentSpec] = [one, other]
+    async with local(specs):
+        pass
+    with scripted(spec, [finish(text="x")], others={spec: ["x"], other: ["x"]}) as script:
+        assert_type(script.send_sync("x", id="7"), Response[Answer])
 
 
 async def gives_what_output_says_by_name(client: Client, name: str, of_user: User) -> None:
