@@ -131,6 +131,7 @@ lint: venv ## style, types, imports, lengths, determinism, small modules, API re
 	$(PY) scripts/lint_determinism.py
 	$(PY) scripts/lint_cycles.py
 	$(PY) scripts/lint_small_modules.py
+	$(PY) scripts/lint_module_names.py
 	$(PY) scripts/lint_rules.py
 	$(PY) scripts/reference.py --check
 

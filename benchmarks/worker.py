@@ -13,7 +13,7 @@ from temporalio.client import Client
 
 from benchmarks.contestants import SERVED
 from benchmarks.output import answer_cpu, keep_clean
-from perdure.event_loop import run_event_loop
+from perdure._event_loop import run_event_loop
 
 
 async def main(name: str, address: str, task_queue: str, store_url: str) -> None:

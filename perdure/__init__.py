@@ -8,14 +8,13 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from .lazy_names import NameLoader
+from ._lazy import NameLoader
 
 if TYPE_CHECKING:
     from . import errors as errors
     from . import events as events
     from . import workflow as workflow
-    from .agent.agent import Agent as Agent
-    from .agent.agent_file import load_agent as load_agent
+    from .agent.spec import AgentSpec as AgentSpec
     from .client.client import Client as Client
     from .client.run import Run as Run
     from .client.schedules import Schedule as Schedule
@@ -27,7 +26,9 @@ if TYPE_CHECKING:
     from .hooks.hook import Veto as Veto
     from .hooks.hook import hook as hook
     from .hooks.step import Step as Step
-    from .local_engine import local as local
+    from .local_engine.agent import Agent as Agent
+    from .local_engine.agent import load_agent as load_agent
+    from .local_engine.engine import local as local
     from .ports import Toolset as Toolset
     from .providers.pricing import register_price as register_price
     from .providers.registry import register_provider as register_provider
@@ -57,8 +58,7 @@ if TYPE_CHECKING:
 
 
 _NAMES_BY_HOME = {
-    ".agent.agent": "Agent",
-    ".agent.agent_file": "load_agent",
+    ".agent.spec": "AgentSpec",
     ".client.client": "Client",
     ".client.run": "Run",
     ".client.schedules": "Schedule",
@@ -66,7 +66,8 @@ _NAMES_BY_HOME = {
     ".errors": "Abort ModelRetry",
     ".hooks.hook": "HookSet Veto hook",
     ".hooks.step": "Step",
-    ".local_engine": "local",
+    ".local_engine.agent": "Agent load_agent",
+    ".local_engine.engine": "local",
     ".ports": "Toolset",
     ".providers.pricing": "register_price",
     ".providers.registry": "register_provider",

@@ -27,8 +27,8 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 from pydantic_core import from_json
 
+from ._lazy import NameLoader
 from .errors import InvalidInputError
-from .lazy_names import NameLoader
 from .types.subagents import PathStep
 from .types.validation_errors import describe_validation_error
 

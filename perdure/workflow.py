@@ -18,12 +18,12 @@ from .types.interface import WORKFLOW_TYPE, OutputT, Response, build_run_memo
 from .types.run_ids import build_run_id
 
 if TYPE_CHECKING:
-    from .agent.agent import Agent
+    from .agent.spec import AgentSpec
 
 
 @overload
 async def run_agent(
-    agent: Agent[Any, OutputT],
+    agent: AgentSpec[Any, OutputT],
     message: str | Mapping[str, Any],
     *,
     id: str | None = None,
@@ -50,7 +50,7 @@ async def run_agent(
     **options: Any,
 ) -> Response[Any]: ...
 async def run_agent(
-    agent: str | Agent[Any, Any],
+    agent: str | AgentSpec[Any, Any],
     message: str | Mapping[str, Any],
     *,
     id: str | None = None,
@@ -111,7 +111,7 @@ async def run_agent(
     return response.model_copy(update={"output": _read_output(agent, response.output)})
 
 
-def _read_output(agent: Agent[Any, OutputT], plain: Any) -> OutputT:
+def _read_output(agent: AgentSpec[Any, OutputT], plain: Any) -> OutputT:
     try:
         return agent.read_output(plain)
     except ParseError as error:

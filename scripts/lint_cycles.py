@@ -18,14 +18,8 @@ import grimp
 Import = tuple[str, str]
 """The importing and the imported module or part."""
 
-_EMBEDDED = "Agent.call() runs the embedded engine; imported when called, so that a deployed agent never loads it"
-_SIGNATURE = "a type in the signature of Agent.call(), imported for type checkers alone"
 _OWNER = "the type of a public attribute: a run has its client, a turn its run"
 ALLOWED: dict[Import, str] = {
-    ("perdure.agent.agent", "perdure.local_engine"): _EMBEDDED,
-    ("perdure.agent.agent", "perdure.client.client"): _SIGNATURE,
-    ("perdure.agent.agent", "perdure.client.on_approval"): _SIGNATURE,
-    ("perdure.agent.agent", "perdure.client.start"): _SIGNATURE,
     ("perdure.client.run", "perdure.client.client"): _OWNER,
     ("perdure.client.turn", "perdure.client.run"): _OWNER,
 }

@@ -6,10 +6,11 @@ A page is plain Markdown. Between two comments stands what this program writes; 
     …
     <!-- /api -->
 
-Options: `hide=NAME,NAME` leaves out public members, `members=none` all of them, `inherit=NAME,NAME` shows methods of a
-base class too, `fields=all` fields without a docstring; `defaults=FUNCTION` names the function that has the defaults of
-a TypedDict of options. The heading is one level below the last one above the comment. `<!-- api http -->` is the
-operations of the HTTP API, from their OpenAPI document, `<!-- api dialects -->` the table of servers that differ.
+Options: `hide=NAME,NAME` leaves out public members, `members=none` all of them, `signature=none` the signature;
+`inherit=NAME,NAME` shows methods of a base class too, `base=CLASS` all members of a base class, before its own,
+`fields=all` fields without a docstring; `defaults=FUNCTION` names the function that has the defaults of a TypedDict of
+options. The heading is one level below the last one above the comment. `<!-- api http -->` is the operations of the
+HTTP API, from their OpenAPI document, `<!-- api dialects -->` the table of servers that differ.
 
 Usage: reference.py [--check] [PAGE …]    `--check` writes nothing, and fails if a page is not up to date.
 """
@@ -35,7 +36,7 @@ LINE_LENGTH = 100
 
 _REGION = re.compile(r"^<!-- api (?P<words>.+?) -->\n(?P<body>.*?)^<!-- /api -->$", re.MULTILINE | re.DOTALL)
 _HEADING = re.compile(r"^(#+) ", re.MULTILINE)
-_OPTION = re.compile(r"(hide|inherit|members|fields|defaults)=([\w,.]+)")
+_OPTION = re.compile(r"(hide|inherit|base|signature|members|fields|defaults)=([\w,.]+)")
 _REQUIRED = re.compile(r"Required\[(.*)\]")
 _PRIVATE_NAME = re.compile(r"_\w+")
 _ROLE = re.compile(r":(?:func|meth|class|attr|mod|data):`(?:~[\w.]+\.)?(?=\w)")
@@ -57,6 +58,9 @@ class Region:
     """Of the heading."""
     hidden: frozenset[str] = frozenset()
     inherited: tuple[str, ...] = ()
+    base: str | None = None
+    """The class whose members are shown as those of the object."""
+    with_signature: bool = True
     with_members: bool = True
     with_all_fields: bool = False
     defaults: str | None = None
@@ -74,8 +78,8 @@ class Region:
             values[match[1]] = match[2]
         hidden = frozenset(values["hide"].split(",")) if "hide" in values else frozenset[str]()
         inherited = tuple(values["inherit"].split(",")) if "inherit" in values else ()
-        shown = values.get("members") != "none", values.get("fields") == "all"
-        return cls(path, level, hidden, inherited, *shown, values.get("defaults"))
+        shown = values.get("signature") != "none", values.get("members") != "none", values.get("fields") == "all"
+        return cls(path, level, hidden, inherited, values.get("base"), *shown, values.get("defaults"))
 
 
 def write_page(text: str) -> str:
@@ -101,7 +105,7 @@ def describe(region: Region) -> str:
     if region.path == "dialects":
         return render_dialects()
     subject = find_object(region.path)
-    if unknown := sorted(region.hidden - set(subject.members)):
+    if unknown := sorted(region.hidden - {name for each in list_classes(subject, region) for name in each.members}):
         raise PageError(f"{region.path} has no {', '.join(unknown)} to hide")
     if unknown := sorted(set(region.inherited) - set(getattr(subject, "inherited_members", ()))):
         raise PageError(f"{region.path} does not inherit {', '.join(unknown)}")
@@ -110,7 +114,8 @@ def describe(region: Region) -> str:
         return "\n\n".join(
             [render_docstring(subject), *(describe(Region(member.path, region.level)) for member in members)]
         )
-    parts = [f"{'#' * region.level} {subject.name}", render_signature(subject), render_docstring(subject)]
+    signature = render_signature(subject) if region.with_signature else ""
+    parts = [f"{'#' * region.level} {subject.name}", signature, render_docstring(subject)]
     if isinstance(subject, griffe.Class) and region.with_members:
         parts += render_members(subject, region)
     return "\n\n".join(part for part in parts if part)
@@ -140,9 +145,20 @@ def load_package() -> griffe.ModulesCollection:
 
 def list_members(subject: griffe.Class | griffe.Module, region: Region) -> Iterator[griffe.Object]:
     """The public members in the order of the source."""
-    for name, member in subject.members.items():
-        if not (name.startswith("_") or name in region.hidden or isinstance(member, griffe.Alias)):
-            yield member
+    for each in list_classes(subject, region):
+        for name, member in each.members.items():
+            if not (name.startswith("_") or name in region.hidden or isinstance(member, griffe.Alias)):
+                yield member
+
+
+def list_classes(subject: griffe.Object, region: Region) -> list[griffe.Object]:
+    """The object, and before it the base class that the region names. Raises ``PageError`` if it is no base of it."""
+    if region.base is None:
+        return [subject]
+    base = find_object(region.base)
+    if not isinstance(subject, griffe.Class) or base not in subject.mro():
+        raise PageError(f"{region.path} does not inherit from {region.base}")
+    return [base, subject]
 
 
 def render_members(subject: griffe.Class, region: Region) -> Iterator[str]:
@@ -262,8 +278,16 @@ def render_class(subject: griffe.Class) -> Iterator[str]:
         yield f"class {subject.name}({', '.join(bases)})"
     elif "Protocol" in bases:
         yield f"class {subject.name}(Protocol)"
-    elif "__init__" in subject.members and isinstance(init := subject.members["__init__"], griffe.Function):
+    elif (init := find_init(subject)) is not None:
         yield format_call(f"class {subject.name}", init.parameters, "")
+
+
+def find_init(subject: griffe.Class) -> griffe.Function | None:
+    """What makes an instance: that of a base, if its own is written for type checkers alone."""
+    init = subject.members.get("__init__")
+    if isinstance(init, griffe.Function) and not init.runtime:
+        init = next(each.members["__init__"] for each in subject.mro() if "__init__" in each.members)
+    return init if isinstance(init, griffe.Function) else None
 
 
 def format_call(head: str, parameters: griffe.Parameters, returns: str) -> str:

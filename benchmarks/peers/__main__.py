@@ -31,7 +31,7 @@ async def main(name: str, address: str, task_queue: str) -> None:
 
 if __name__ == "__main__":
     keep_clean()
-    # The loop that ``perdure.event_loop`` gives to the others.
+    # The loop that ``perdure._event_loop`` gives to the others.
     factory = None if os.environ.get("PERDURE_EVENT_LOOP") == "asyncio" else uvloop.new_event_loop
     with asyncio.Runner(loop_factory=factory) as runner:
         runner.run(main(*sys.argv[1:]))

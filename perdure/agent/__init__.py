@@ -1,3 +1,1 @@
 """Agents: their definition, validation, files and typed output."""
-
-from .agent import Agent as Agent

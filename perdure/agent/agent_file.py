@@ -26,7 +26,7 @@ from ..types.compaction import COMPACTION_KINDS, Compaction
 from ..types.interface import FinishProtocol, OnLimit, StrictInput, Versioning
 from ..types.limits import Limits
 from ..types.validation_errors import describe_validation_error
-from .agent import Agent
+from .spec import AgentSpec
 
 # ---
 # Types from a JSON Schema, for agents that are data. Only keywords that a model can be held to are supported.
@@ -164,10 +164,11 @@ MAX_AGENT_FILE_VALUES = 100_000
 """Most values in one file. A value that YAML aliases repeat counts each time."""
 
 T = TypeVar("T")
+SpecT = TypeVar("SpecT", bound=AgentSpec[Any, Any])
 JsonFields = dict[str, JsonValue]
 
 
-class AgentSpec(StrictInput):
+class AgentFields(StrictInput):
     """The fields of an agent file, as in ``Agent``; tools and toolsets are given by name."""
 
     name: str
@@ -201,49 +202,45 @@ class AgentSpec(StrictInput):
     """As ``Compaction``, by kind: ``{"window": {"tokens": 100000}}``."""
 
 
-def load_agent(
+def load_spec(
     source: str | Path | Mapping[str, Any],
+    make: Callable[..., SpecT],
     *,
     tools: Iterable[Tool | Callable[..., Any]] = (),
     toolsets: Iterable[Toolset] = (),
-) -> Agent:
-    """Load the agent that a file describes, or a mapping with the same fields.
-
-    ``tools`` and ``toolsets`` are those that it may refer to by name. A file without a ``name`` names its agent after
-    the file. Raises ``DefinitionError`` that names the file and the field, ``RuntimeSetupError`` if no YAML parser is
-    installed.
-    """
+) -> SpecT:
+    """Load the agent that a file describes, as ``load_agent`` does. ``make`` is its class."""
     if isinstance(source, Mapping):
-        where, fields = "the agent", dict(source)
+        where, values = "the agent", dict(source)
     else:
         path = Path(source)
-        where, fields = str(source), {"name": path.stem, **_read_agent_file(path)}
+        where, values = str(source), {"name": path.stem, **_read_agent_file(path)}
     try:
-        spec = AgentSpec.model_validate(fields)
+        fields = AgentFields.model_validate(values)
     except ValidationError as error:
         problems = describe_validation_error(error, "it", max_problems=10)
         problems = problems.replace("a valid tuple", "a list").replace("a valid dictionary", "an object")
-        known = ", ".join(AgentSpec.model_fields)
+        known = ", ".join(AgentFields.model_fields)
         raise DefinitionError(f"{where}: {problems[:1000]}", hint=f"An agent has: {known}.") from None
     try:
-        return _build_agent(spec, Toolbox(tools), {toolset.name: toolset for toolset in toolsets})
+        return make(**_build_arguments(fields, Toolbox(tools), {toolset.name: toolset for toolset in toolsets}))
     except DefinitionError as error:
         raise type(error)(f"{where}: {error.message}", hint=error.hint) from error
 
 
-def _build_agent(spec: AgentSpec, tools: Toolbox, toolsets: Mapping[str, Toolset]) -> Agent:
-    """Build the agent of ``spec``. Raises ``DefinitionError``."""
-    arguments: dict[str, Any] = {name: value for name, value in spec if value is not None}
+def _build_arguments(fields: AgentFields, tools: Toolbox, toolsets: Mapping[str, Toolset]) -> dict[str, Any]:
+    """Build the arguments of the agent. Raises ``DefinitionError``."""
+    arguments: dict[str, Any] = {name: value for name, value in fields if value is not None}
     for field in ("input", "output", "context"):
         if field in arguments:
             arguments[field] = build_type_from_schema(arguments[field], field)
     tools_by_name = {tool.name: tool for tool in tools}
-    arguments["tools"] = [_get_by_name("tools", name, tools_by_name) for name in spec.tools]
-    arguments["toolsets"] = [_get_by_name("toolsets", name, toolsets) for name in spec.toolsets]
-    arguments["limits"] = None if spec.limits is None else Limits.model_validate(spec.limits)
-    arguments["approvals"] = [_parse_file_rule(place, values) for place, values in enumerate(spec.approvals)]
-    arguments["compaction"] = [_parse_file_compaction(kind, values) for kind, values in spec.compaction.items()]
-    return Agent(**arguments)
+    arguments["tools"] = [_get_by_name("tools", name, tools_by_name) for name in fields.tools]
+    arguments["toolsets"] = [_get_by_name("toolsets", name, toolsets) for name in fields.toolsets]
+    arguments["limits"] = None if fields.limits is None else Limits.model_validate(fields.limits)
+    arguments["approvals"] = [_parse_file_rule(place, values) for place, values in enumerate(fields.approvals)]
+    arguments["compaction"] = [_parse_file_compaction(kind, values) for kind, values in fields.compaction.items()]
+    return arguments
 
 
 def _get_by_name(field: str, name: str, known: Mapping[str, T]) -> T:

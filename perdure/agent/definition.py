@@ -19,7 +19,7 @@ from ..tools import SubagentTool, Tool
 from ..tools.approvals import Approval, Rule
 from ..types.messages import clean_json_text
 from ..types.redaction import find_credentials, redact_credentials
-from .agent import Agent
+from .spec import AgentSpec
 
 MAX_DEFINITION_BYTES = 256 * 1024
 """Most bytes of a definition; a longer one is stored without its schemas, then with shortened texts, then without its
@@ -27,7 +27,7 @@ tools, and says so under ``left_out``."""
 _SHORT_TEXT_CHARS = 500
 
 
-def build_agent_row(agent: Agent[Any, Any], variables: Mapping[str, str]) -> AgentRow:
+def build_agent_row(agent: AgentSpec[Any, Any], variables: Mapping[str, str]) -> AgentRow:
     """Build the row of the agent's definition. Its texts are without the credentials in the environment
     ``variables``."""
     definition = _redact(describe_agent(agent), find_credentials(variables))
@@ -42,7 +42,7 @@ def build_agent_row(agent: Agent[Any, Any], variables: Mapping[str, str]) -> Age
     return AgentRow(hashlib.sha256(body).hexdigest(), agent.name, body)
 
 
-def describe_agent(agent: Agent[Any, Any]) -> dict[str, Any]:
+def describe_agent(agent: AgentSpec[Any, Any]) -> dict[str, Any]:
     """Return the definition as plain data; the keys are those of ``Agent(…)``."""
     definition = {
         "name": agent.name,

@@ -17,7 +17,7 @@ logger = logging.getLogger("perdure.worker")
 
 
 class ChangedAgent(Protocol):
-    """What of an :class:`~perdure.agent.agent.Agent` is read here, which imports this module."""
+    """What of an :class:`~perdure.agent.spec.AgentSpec` is read here, which imports this module."""
 
     name: str
     caller_overrides: tuple[str, ...]

@@ -7,8 +7,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from ..agent.agent import Agent
 from ..agent.overrides import merge_caller_override
+from ..agent.spec import AgentSpec as Agent
 from ..errors import InvalidInputError
 from ..tools import Memory, RunContext
 from ..types.messages import BlobRef

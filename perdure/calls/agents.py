@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from ..agent.agent import Agent
+from ..agent.spec import AgentSpec as Agent
 from ..errors import AgentNotFoundError, DefinitionError
 from ..hooks import Hook
 from ..tools import SubagentTool, Tool, Toolbox

@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ..agent.agent import Agent
 from ..agent.output import OutputError, OutputValidator
+from ..agent.spec import AgentSpec as Agent
 from ..errors import AbortError, HookError, ModelRetry, OutputLimitError, ParseError, PerdureError
 from ..loop.finish import (
     MAX_CUT_REPLIES,

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
-from ..agent.agent import Agent
+from ..agent.spec import AgentSpec as Agent
 from ..tools import RunContext, Tool
 from ..tools.approvals import UNKNOWN_ARGUMENT, Approval, CallArguments, combine_approvals, find_rule, to_plain_data
 from ..types.approvals import ApprovalOutcome, hash_arguments

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any, ClassVar, Generic, TypeVar
 
-from ..agent.agent import Agent
+from ..agent.spec import AgentSpec as Agent
 from ..context.auth import AuthContext
 from ..errors import AbortError, NewerStateError
 from ..hooks import Hook

@@ -14,7 +14,7 @@ import re
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from ..agent.agent import Agent
+from ..agent.spec import AgentSpec as Agent
 from ..agent.validation import validate_models
 from ..errors import ContextLengthError
 from ..loop.compaction import ConversationView, estimate_message_tokens, estimate_tokens, find_turn_task, truncate_text

@@ -21,7 +21,7 @@ from datetime import UTC, datetime
 from typing import Any, Literal
 from weakref import WeakKeyDictionary, WeakSet
 
-from ..agent.agent import Agent
+from ..agent.spec import AgentSpec as Agent
 from ..errors import RunIdError, StoreError, TranscriptCorruptedError
 from ..ports import (
     Completed,

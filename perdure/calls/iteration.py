@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
-from ..agent.agent import Agent
+from ..agent.spec import AgentSpec as Agent
 from ..agent.validation import build_instruction_arguments, build_missing_price_error, build_missing_usage_error
 from ..errors import DefinitionError, InvalidInputError, ToolError
 from ..loop.finish import REMINDER_ID, TAG_PROMPT

@@ -13,7 +13,7 @@ from typing import Any
 
 from temporalio import activity
 
-from ..agent.agent import Agent
+from ..agent.spec import AgentSpec as Agent
 from ..errors import DefinitionError, ParseError
 from ..hooks import Hook, HookArguments, HookEvent, HookSet, list_hook_events, run_hooks, select_hooks
 from ..hooks.dispatch import (

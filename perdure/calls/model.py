@@ -10,7 +10,7 @@ from typing import Any
 
 from temporalio import activity
 
-from ..agent.agent import Agent
+from ..agent.spec import AgentSpec as Agent
 from ..errors import ContentFilterError, MalformedReplyError, ModelSlipError, ProviderError, TruncatedStreamError
 from ..loop.refused_content import ContentWithholder, filter_present_withheld, find_last_withheld
 from ..loop.transcript import sanitize_parts

@@ -10,7 +10,7 @@ import copy
 from dataclasses import replace
 from typing import Any
 
-from ..agent.agent import Agent
+from ..agent.spec import AgentSpec as Agent
 from ..agent.validation import check_model_settings
 from ..errors import DefinitionError
 from ..hooks import AuthorRunner, Hook, HookArguments, HookEvent, HookSet, Veto, run_hooks, select_hooks

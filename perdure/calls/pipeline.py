@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, TypeVar
 
-from ..agent.agent import Agent
+from ..agent.spec import AgentSpec as Agent
 from ..context.auth import AuthContext
 from ..hooks import HookSet, list_hook_events
 from ..ports import Cache, Journal, Store, TranscriptChain

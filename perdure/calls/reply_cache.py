@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 from pydantic import ValidationError
 
-from ..agent.agent import Agent
+from ..agent.spec import AgentSpec as Agent
 from ..errors import StoreError
 from ..hooks import HookEvent, HookSet, list_hook_events
 from ..ports import Commit, MemoryWrite, ModelRequest

@@ -26,7 +26,7 @@ RESOLVE_AUTH_TIMEOUT = 30.0
 
 
 class TokenOpener(Protocol):
-    """The keys that open tokens: see :class:`perdure.encryption.KeyRing`."""
+    """The keys that open tokens: see :class:`perdure._encryption.KeyRing`."""
 
     def open(self, token: str, abouts: Iterator[str]) -> bytes:
         """Decrypt the token."""

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from ..agent.agent import Agent
+from ..agent.spec import AgentSpec as Agent
 from ..errors import BranchError, DefinitionError, PerdureError, build_error
 from ..hooks import Hook, HookArguments, run_hooks
 from ..hooks.branch import Branch, Branches, LeftError

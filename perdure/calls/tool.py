@@ -16,7 +16,7 @@ from typing import Any, Protocol, cast
 from temporalio import activity
 from temporalio.common import RawValue
 
-from ..agent.agent import Agent
+from ..agent.spec import AgentSpec as Agent
 from ..context.memory import MemoryWrites
 from ..errors import PerdureError, ToolError
 from ..hooks.dispatch import is_same_json

@@ -11,7 +11,7 @@ import copy
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from ..agent.agent import Agent
+from ..agent.spec import AgentSpec as Agent
 from ..context.memory import MemoryWrites
 from ..hooks import (
     AuthorRunner,

@@ -15,7 +15,7 @@ from functools import partial
 from time import monotonic
 from typing import Any
 
-from ..agent.agent import Agent
+from ..agent.spec import AgentSpec as Agent
 from ..errors import DefinitionError, PerdureError, ToolError, ToolsetError
 from ..ports import Blob, Cache, Toolset
 from ..ports.grants import GrantAccess

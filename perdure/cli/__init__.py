@@ -19,8 +19,8 @@ import typer
 from typer.core import TyperGroup
 from typer.main import get_command, get_group
 
+from .._terminal import OUTPUT_NAME, LogFormatter, print_line
 from ..errors import PerdureError
-from ..terminal import OUTPUT_NAME, LogFormatter, print_line
 from .options import Commands
 from .output import INTERRUPTED, print_error, print_unexpected_error
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ..agent.agent import Agent
+from ..agent.spec import AgentSpec
 from ..errors import DefinitionError, InvalidInputError, PerdureError
 from ..hooks.hook import evaluate_signature
 from ..ports import Toolset
@@ -40,7 +40,7 @@ class AgentModule:
 
     source: str
     """The name of the module in messages."""
-    agents: tuple[Agent, ...]
+    agents: tuple[AgentSpec, ...]
     lifespan: Lifespan | None = None
     """Its function ``lifespan``, if it has one: what its tools share (see ``Worker``)."""
     tools: tuple[Tool, ...] = ()
@@ -56,7 +56,7 @@ class AgentModule:
         """Its arguments for ``Worker`` and ``PerdurePlugin``, without the agents."""
         return {"lifespan": self.lifespan, "tools": self.tools, "resolve_auth": self.resolve_auth}
 
-    def get_agent(self, name: str) -> Agent:
+    def get_agent(self, name: str) -> AgentSpec:
         """The agent of that name. Raises ``InvalidInputError``, which names the agents of the module."""
         for agent in self.agents:
             if agent.name == name:
@@ -73,7 +73,7 @@ def load_agent_module(target: str, *, require_agents: bool = True) -> AgentModul
     """
     module = _import_file(_resolve_target_file(target)) if is_file(target) else _import_module(target)
     names = vars(module)
-    agents = tuple(dict.fromkeys(value for value in names.values() if isinstance(value, Agent)))
+    agents = tuple(dict.fromkeys(value for value in names.values() if isinstance(value, AgentSpec)))
     if not agents and require_agents:
         hint = 'Define one there: assistant = Agent("assistant", "openai:gpt-5-mini", instructions="…")'
         raise DefinitionError(f"{target} has no agents at its top level", hint=hint)

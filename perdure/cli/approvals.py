@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from .._terminal import escape_line, print_line, truncate_text
 from ..errors import InvalidInputError, PerdureError
-from ..terminal import escape_line, print_line, truncate_text
 from .connection import ActorOptions, ActorStoreOptions, StoreOptions, call_client, call_run
 from .mcp import build_login_command
 from .options import RunArgument, parse_json_object, parse_json_value, read_text_argument

@@ -76,7 +76,7 @@ async def open_client(
     is_first = "perdure.client.client" not in sys.modules
     if is_first:  # what is imported is no garbage, and the search for it is a tenth of the time
         gc.disable()
-    from .. import config
+    from .. import _config as config
     from ..client.client import Client
     from ..client.tasks import StartWait
 
@@ -104,8 +104,8 @@ async def open_client(
         client.store_url = config.get_home_store_url()
     from temporalio.service import RPCError
 
-    from ..temporal_errors import translate_service_error
-    from ..temporal_service import check_namespace
+    from ..temporal.errors import translate_service_error
+    from ..temporal.namespaces import check_namespace
 
     try:
         if start_server:  # what serves agents, or starts a run: a mistyped namespace would wait for its worker

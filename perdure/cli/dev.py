@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from .._terminal import print_line, style_text
 from ..errors import InvalidInputError, RuntimeSetupError
-from ..terminal import print_line, style_text
 from .connection import StoreOptions, find_ui_url, get_server_address, list_worker_arguments, mask_password, open_client
 from .options import AgentsOption, TaskQueueOption
 
@@ -47,8 +47,8 @@ def dev(
 
 
 async def _serve_with_reload(file: str, server: StoreOptions, task_queue: str | None, agents: Path | None) -> None:
-    from .. import config
-    from ..local_engine import build_program_queue_name
+    from .. import _config as config
+    from ..local_engine.engine import build_program_queue_name
 
     queue = config.named_task_queue(task_queue) or build_program_queue_name(Path(file))
     async with open_client(server, start_server=True, task_queue=queue) as client:

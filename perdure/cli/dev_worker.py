@@ -12,11 +12,11 @@ from typing import Any
 
 from temporalio.worker import Worker as TemporalWorker
 
+from .._event_loop import run_event_loop
+from .._terminal import print_line
 from ..embedded.process import call_when_orphaned, report_to_parent
 from ..errors import DefinitionError, InvalidInputError, PerdureError
-from ..event_loop import run_event_loop
-from ..local_engine import build_agent_queue_name
-from ..terminal import print_line
+from ..local_engine.engine import build_agent_queue_name
 from ..worker import PerdurePlugin
 from ..worker.agent_folder import AgentFolder
 from .agent_loader import AgentModule, find_author_files, find_failing_files, find_package_root, load_agent_module

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from .._terminal import style_text
 from ..errors import PerdureError, RuntimeSetupError, StoreError
-from ..terminal import style_text
 from .connection import ServerOptions
 from .output import OutputOptions
 
 if TYPE_CHECKING:
-    from ..agent.agent import Agent
+    from ..agent.spec import AgentSpec
     from ..embedded.diagnosis import Finding
     from ..ports import ModelRef, Store, Toolset, ToolSpec
 
@@ -62,7 +62,7 @@ def _format_finding(finding: Finding) -> Iterator[str]:
 
 async def _check_store() -> list[Finding]:
     """Open the store, and write into it; a file that does not exist yet is left so."""
-    from ..config import get_home_store_url, resolve_store_url
+    from .._config import get_home_store_url, resolve_store_url
     from ..embedded.diagnosis import Finding
     from ..store import open_store
 
@@ -97,8 +97,8 @@ async def _write_and_undo(store: Store) -> None:
 
 def _check_encryption_keys() -> Iterator[Finding]:
     """The ids of the keys of ``auth_context``, if there are any."""
+    from .._encryption import KEYS_VARIABLE, KeyRing
     from ..embedded.diagnosis import Finding
-    from ..encryption import KEYS_VARIABLE, KeyRing
 
     try:
         ids = KeyRing.from_environment().ids
@@ -112,7 +112,7 @@ def _check_encryption_keys() -> Iterator[Finding]:
 
 async def _check_blob_location() -> list[Finding]:
     """Whether the location of large objects can be read and written; nothing where none is set."""
-    from ..config import get_blob_bytes, get_blob_url
+    from .._config import get_blob_bytes, get_blob_url
     from ..embedded.diagnosis import Finding
     from ..store.objects import parse_blob_url, probe_location
 
@@ -140,7 +140,7 @@ async def _check_file(file: str) -> list[Finding]:
     return [finding for agent in loaded.agents async for finding in _check_tools(agent)]
 
 
-async def _check_tools(agent: Agent) -> AsyncIterator[Finding]:
+async def _check_tools(agent: AgentSpec) -> AsyncIterator[Finding]:
     from ..calls.toolsets import settle_tool_names
     from ..embedded.diagnosis import Finding
     from ..tools.tool import ToolsetTool, pin_tools
@@ -167,7 +167,7 @@ async def _check_tools(agent: Agent) -> AsyncIterator[Finding]:
             yield finding
 
 
-async def _list_tools(toolset: Toolset, agent: Agent) -> Sequence[object]:
+async def _list_tools(toolset: Toolset, agent: AgentSpec) -> Sequence[object]:
     from ..tools import RunContext
 
     try:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
 
-from ..terminal import escape_line, render_text, style_text
+from .._terminal import escape_line, render_text, style_text
 from .connection import StoreOptions, call_run
 from .options import RunArgument
 from .output import OutputOptions, format_call, format_cost, format_limit_use

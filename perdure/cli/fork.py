@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from .._terminal import style_text
 from ..errors import InvalidInputError
-from ..terminal import style_text
 from .connection import ActorStoreOptions, StoreOptions, call_client, call_run, find_run
 from .options import AttachOption, RunArgument, read_optional_message
 from .output import OutputOptions, format_conversation

@@ -19,8 +19,8 @@ from urllib.parse import parse_qsl, urlsplit
 
 import typer
 
+from .._terminal import escape_line, print_line
 from ..errors import InvalidInputError, PerdureError
-from ..terminal import escape_line, print_line
 from .connection import ActorStoreOptions, StoreOptions, call_client
 from .options import Commands
 from .output import OutputOptions, Row

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
+from .._terminal import escape_line
 from ..errors import InvalidInputError
-from ..terminal import escape_line
 from .connection import StoreOptions, open_client
 
 if TYPE_CHECKING:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from .._terminal import escape_line, print_json, print_line, print_text, style_text, truncate_text
 from ..errors import (
     DefinitionError,
     InvalidInputError,
@@ -25,7 +26,6 @@ from ..errors import (
     StoreError,
     WebhookNotFoundError,
 )
-from ..terminal import escape_line, print_json, print_line, print_text, style_text, truncate_text
 
 if TYPE_CHECKING:
     from ..types.interface import Response

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from .._terminal import print_line, print_text
 from ..errors import LIST_HINT, InvalidInputError
-from ..terminal import print_line, print_text
 from .connection import ServerOptions, call_client, find_run
 from .output import OutputOptions
 
@@ -100,7 +100,7 @@ _PROGRESS_SECONDS = 5.0
 def _replay_open_runs(
     server: ServerOptions, task_queue: str | None, worker: str | None, folder: Path | None
 ) -> ReplayReport:
-    from .. import config
+    from .. import _config as config
     from ..calls.agents import Agents
     from ..types.interface import WORKFLOW_TYPE
     from ..worker.agent_folder import AgentFolder

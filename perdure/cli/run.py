@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
+from .._terminal import escape_line, print_line
 from ..errors import InvalidInputError, NoWorkerError, PerdureError, RunNotFoundError, RunStuckError
-from ..terminal import escape_line, print_line
 from .connection import StoreOptions, call_run
 from .events import EventPrinter
 from .options import (
@@ -147,7 +147,7 @@ async def _watch_workflow_task(run: Run) -> None:
     from temporalio.api.enums.v1 import PendingWorkflowTaskState
 
     from ..client.visibility import build_closed_status
-    from ..temporal_service import find_failing_task
+    from ..temporal.workflow_tasks import find_failing_task
 
     loop = asyncio.get_running_loop()
     since, scheduled = loop.time(), None

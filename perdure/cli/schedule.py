@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import typer
 
-from ..terminal import truncate_text
+from .._terminal import truncate_text
 from .connection import ActorOptions, ActorStoreOptions, ServerOptions, call_client, require_one_id
 from .options import (
     AgentArgument,

@@ -15,7 +15,7 @@ from .options import complete_agents
 from .output import OutputOptions
 
 if TYPE_CHECKING:
-    from ..agent.agent import Agent
+    from ..agent.spec import AgentSpec
 
 SchemaKind = Literal["start", "message", "status", "turn", "response"]
 """The parts of the interface."""
@@ -85,7 +85,7 @@ def _read_field_docstrings() -> dict[tuple[str, str], str]:
     return docstrings
 
 
-def _load_one_agent(file: str, name: str | None) -> Agent:
+def _load_one_agent(file: str, name: str | None) -> AgentSpec:
     from .agent_loader import load_agent_module
 
     loaded = load_agent_module(file)
@@ -97,7 +97,7 @@ def _load_one_agent(file: str, name: str | None) -> Agent:
     return loaded.agents[0]
 
 
-def build_agent_schema(agent: Agent) -> dict[str, Any]:
+def build_agent_schema(agent: AgentSpec) -> dict[str, Any]:
     """The agent's models, the schemas of its tools by name, and of its context; None if that may be any object."""
     from pydantic import TypeAdapter
 

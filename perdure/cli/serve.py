@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from .._terminal import print_line
 from ..errors import InvalidInputError, RuntimeSetupError
-from ..terminal import print_line
 from .connection import StoreOptions, open_client
 from .options import AgentsOption, TaskQueueOption
 from .worker import ExitLimit, install_signal_handlers, log_to_stderr, serve_agents
@@ -102,7 +102,7 @@ def console(
 def _run_service(
     server: ServeOptions, file: str | None, agents: Path | None, task_queue: str | None, *, api: bool
 ) -> None:
-    from ..event_loop import run_event_loop
+    from .._event_loop import run_event_loop
 
     try:
         from ..web.app import WebOptions
@@ -148,9 +148,9 @@ async def _serve(
     agents: Path | None,
     task_queue: str | None,
 ) -> None:
-    from .. import config
+    from .. import _config as config
     from ..calls.loop_watch import LoopWatch
-    from ..local_engine import build_program_queue_name
+    from ..local_engine.engine import build_program_queue_name
     from ..web.app import create_app
     from .agent_loader import load_agent_module
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from .._terminal import print_line
 from ..errors import ServerUnreachableError
-from ..terminal import print_line
 from .connection import ServerOptions
 from .options import Commands
 from .output import OutputOptions
@@ -74,7 +74,8 @@ def setup(
 ) -> None:
     """Register perdure's search attributes on any server, so that one query finds what waits. Safe to repeat."""
     from ..embedded.address import connect, resolve_target
-    from ..temporal_service import ensure_namespace, register_search_attributes
+    from ..temporal.attributes import register_search_attributes
+    from ..temporal.namespaces import ensure_namespace
     from ..types.interface import SEARCH_ATTRIBUTES
 
     async def register() -> tuple[str, str, tuple[str, ...]]:

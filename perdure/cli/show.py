@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from .._terminal import escape_line, print_line, style_text
 from ..errors import LIST_HINT, PerdureError, RunNotFoundError, StoreError
-from ..terminal import escape_line, print_line, style_text
 from .connection import StoreOptions, call_run, find_ui_url
 from .events import format_unanswered
 from .options import RunArgument
 from .output import OutputOptions, format_conversation, format_cost, format_duration, format_limit_use, translate_hint
 
 if TYPE_CHECKING:
+    from ..artifacts import Artifact
     from ..client.run import Run
-    from ..toolsets import Artifact
     from ..types.approvals import DecidedApproval
     from ..types.interface import Status
     from ..types.limits import LimitUse

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..terminal import escape_line, print_line
+from .._terminal import escape_line, print_line
 from .connection import StoreOptions, call_client
 from .options import Commands
 from .output import OutputOptions, format_byte_size
@@ -30,7 +30,7 @@ _REPORT_SECONDS = 1.0
 def get_store_url(given: str | None) -> str:
     """The URL of the store that a command of this group works on: its option, the environment's, or the embedded
     engine's."""
-    from ..config import get_home_store_url, resolve_store_url
+    from .._config import get_home_store_url, resolve_store_url
 
     return resolve_store_url(given) or get_home_store_url()
 
@@ -59,7 +59,7 @@ def migrate(
 def status(store_url: StoreUrlOption = None, *, output: OutputOptions) -> None:
     """Show where the store is, its schema, and how much it holds. Changes nothing. Rows of big tables are
     estimates on PostgreSQL."""
-    from ..config import get_blob_url
+    from .._config import get_blob_url
     from ..store.status import read_store_status
 
     status = asyncio.run(read_store_status(get_store_url(store_url), blob_url=get_blob_url()))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from ..terminal import escape_line, print_line
+from .._terminal import escape_line, print_line
 from .connection import ActorStoreOptions, StoreOptions, call_client, require_one_id
 from .options import Commands
 from .output import OutputOptions, Row

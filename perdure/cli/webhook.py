@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..terminal import escape_line, print_line
+from .._terminal import escape_line, print_line
 from .connection import ActorStoreOptions, StoreOptions, call_client
 from .options import Commands, TaskQueueOption
 from .output import OutputOptions, Row
 
 if TYPE_CHECKING:
     from ..client.client import Client
-    from ..client.webhooks import Webhook
+    from ..client.webhook_subscriptions import Webhook
     from ..ports.webhooks import DeliveryRow
 
 WebhookArgument = Annotated[str, typer.Argument(metavar="ID", help="Id of the webhook.")]

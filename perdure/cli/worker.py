@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..terminal import LogFormatter, print_line
+from .._terminal import LogFormatter, print_line
 from .connection import ServerOptions, StoreOptions, get_server_address, mask_password, open_client
 from .options import AgentsOption, TaskQueueOption
 
 if TYPE_CHECKING:
-    from ..agent.agent import Agent
+    from ..agent.spec import AgentSpec
     from ..client.client import Client
     from ..worker import Worker
     from ..worker.versioning import Deployment
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 @asynccontextmanager
 async def open_client_for_agent(
     server: ServerOptions, agent: str, *, file: str | None, task_queue: str | None
-) -> AsyncIterator[tuple[Client, str | Agent]]:
+) -> AsyncIterator[tuple[Client, str | AgentSpec]]:
     """A client and the agent to start, for ``perdure run`` and ``chat``. Starts a server if none runs.
 
     With ``file`` its agents are served by this process, on the file's own queue, and the agent is the object, so that
@@ -39,8 +39,8 @@ async def open_client_for_agent(
         async with open_client(server, start_server=True, task_queue=task_queue) as client:
             yield client, agent
         return
-    from .. import config
-    from ..local_engine import LOCAL_DRAIN_SECONDS, build_program_queue_name
+    from .. import _config as config
+    from ..local_engine.engine import LOCAL_DRAIN_SECONDS, build_program_queue_name
     from ..worker import Worker
     from .agent_loader import load_agent_module
 
@@ -82,8 +82,8 @@ def worker(
     server: StoreOptions,
 ) -> None:
     """Serve the agents of a Python file or module until SIGTERM or Ctrl-C; a second signal ends at once."""
-    from .. import config
-    from ..event_loop import run_event_loop
+    from .. import _config as config
+    from .._event_loop import run_event_loop
     from .agent_loader import load_agent_module
 
     end_at_sigterm()
@@ -136,7 +136,7 @@ def read_version(deployment: str | None, build_id: str | None) -> Deployment:
     """The version that the options or the environment name; False without one. Raises ``RuntimeSetupError``."""
     from temporalio.common import WorkerDeploymentVersion
 
-    from .. import config
+    from .. import _config as config
 
     found = config.resolve_deployment(deployment, build_id)
     return WorkerDeploymentVersion(*found) if found else False
@@ -228,7 +228,7 @@ async def _print_start_report(worker: Worker) -> None:
 
 
 def _format_serving_line(client: Client, worker: Worker) -> str:
-    from .. import config
+    from .. import _config as config
 
     names = ", ".join(sorted(agent.name for agent in worker.agents)) or "no agents yet"
     store = mask_password(client.store_url or config.get_home_store_url())

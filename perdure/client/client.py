@@ -17,12 +17,12 @@ from temporalio.exceptions import WorkflowAlreadyStartedError
 from temporalio.service import TLSConfig
 from typing_extensions import Unpack
 
-from .. import config
-from ..encryption import AuthMapping, seal_auth
+from .. import _config as config
+from .._encryption import AuthMapping, seal_auth
 from ..errors import InvalidInputError, RunNotFoundError, TranscriptUnavailableError
 from ..store import Chain, open_store
 from ..store.cache import ByteLRU
-from ..temporal_service import build_schedule_action, start_run_workflow
+from ..temporal.start import build_schedule_action, start_run_workflow
 from ..types.approvals import PendingKind
 from ..types.client_tools import ClientTool
 from ..types.interface import FIRST_MESSAGE_MEMO, Mode, OutputT
@@ -49,7 +49,7 @@ from .turn import Turn
 from .visibility import RunSummary, create_store, list_runs
 
 if TYPE_CHECKING:
-    from ..agent.agent import Agent
+    from ..agent.spec import AgentSpec
     from ..context.run_context import ContextT
     from ..ports import Store
     from .grants import McpGrants
@@ -61,7 +61,7 @@ if TYPE_CHECKING:
     from .retention import Deletion, GarbageReport
     from .schedules import Overlap, Schedule, ScheduleStatus
     from .tokens import ApiTokens
-    from .webhooks import Webhooks
+    from .webhook_subscriptions import Webhooks
 
 KNOWN_ENDS_BYTES = 8 * 1024 * 1024
 """Budget of :attr:`Client.known_ends`: some ten thousand ends."""
@@ -124,7 +124,7 @@ class Client:
     @overload
     async def start(
         self,
-        agent: Agent[ContextT, OutputT],
+        agent: AgentSpec[ContextT, OutputT],
         message: MessageInput | None = None,
         *,
         context: ContextT | Mapping[str, Any] | None = None,
@@ -152,7 +152,7 @@ class Client:
     ) -> Run[Any]: ...
     async def start(
         self,
-        agent: str | Agent[Any, Any],
+        agent: str | AgentSpec[Any, Any],
         message: MessageInput | None = None,
         *,
         id: str | None = None,
@@ -207,7 +207,7 @@ class Client:
     @overload
     async def send(
         self,
-        agent: Agent[ContextT, OutputT],
+        agent: AgentSpec[ContextT, OutputT],
         message: MessageInput | None,
         *,
         context: ContextT | Mapping[str, Any] | None = None,
@@ -235,7 +235,7 @@ class Client:
     ) -> Turn[Any]: ...
     async def send(
         self,
-        agent: str | Agent[Any, Any],
+        agent: str | AgentSpec[Any, Any],
         message: MessageInput | None,
         *,
         id: str,
@@ -290,7 +290,7 @@ class Client:
         return Turn(run, joined)
 
     @overload
-    def run(self, id: str, agent: Agent[Any, OutputT], *, tenant: str | None = None) -> Run[OutputT]: ...
+    def run(self, id: str, agent: AgentSpec[Any, OutputT], *, tenant: str | None = None) -> Run[OutputT]: ...
     @overload
     def run(
         self, id: str, agent: str | None = None, *, output: type[OutputT], tenant: str | None = None
@@ -298,7 +298,7 @@ class Client:
     @overload
     def run(self, id: str, agent: str | None = None, *, output: Any = None, tenant: str | None = None) -> Run[Any]: ...
     def run(
-        self, id: str, agent: str | Agent[Any, Any] | None = None, *, output: Any = None, tenant: str | None = None
+        self, id: str, agent: str | AgentSpec[Any, Any] | None = None, *, output: Any = None, tenant: str | None = None
     ) -> Run[Any]:
         """Return a handle of the run; sends no request. With its ``agent``, outputs have the agent's output type; with
         ``output`` that type. ``id`` is the run's (``run.id``), or with ``tenant`` its name. Raises ``DefinitionError``
@@ -307,7 +307,7 @@ class Client:
 
     async def schedule(
         self,
-        agent: str | Agent[ContextT, Any],
+        agent: str | AgentSpec[ContextT, Any],
         message: MessageInput,
         *,
         id: str,
@@ -547,7 +547,7 @@ class Client:
     @property
     def webhooks(self) -> Webhooks:
         """The webhooks that runs' events are delivered to. Needs the store."""
-        from .webhooks import Webhooks
+        from .webhook_subscriptions import Webhooks
 
         return Webhooks(self)
 

@@ -21,7 +21,7 @@ from .. import events
 from ..errors import InvalidInputError, PerdureError, RunClosedError
 from ..loop.payload_limits import DECISIONS_BYTES, MAX_PAST_DECISIONS, select_latest_rows
 from ..loop.requests import as_text, build_late_error, find_repeated, hash_answer, read_answer, read_decision
-from ..temporal_errors import build_unreachable_error
+from ..temporal.errors import build_unreachable_error
 from ..types.approvals import ApprovalDecision, DecidedApproval, StandingApproval, WaitingCall, hash_arguments
 from ..types.interface import Status
 from ..types.plain_json import to_plain_json

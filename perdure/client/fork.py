@@ -14,13 +14,13 @@ from typing import Any
 from temporalio.exceptions import WorkflowAlreadyStartedError
 
 from .. import ports
-from ..config import get_shared_task_queue
-from ..encryption import AuthMapping, seal_auth
+from .._config import get_shared_task_queue
+from .._encryption import AuthMapping, seal_auth
 from ..errors import InvalidInputError, RunExistsError, RunNotFoundError
 from ..loop.requests import merge_caller_overrides, merge_overrides, parse_start
 from ..store import Chain
 from ..store.transcripts import ForkPoint, find_fork_point
-from ..temporal_service import start_run_workflow
+from ..temporal.start import start_run_workflow
 from ..types.interface import LABELS
 from ..types.messages import Message, MessageInput, clean_text
 from .audit import acts_for_caller, audit_steering

@@ -13,7 +13,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, cast
 
 from ..errors import NoWorkerError, PerdureError, RunClosedError, RunNotFoundError, RunNotReadyError, RunStuckError
-from ..temporal_service import find_failing_task
+from ..temporal.workflow_tasks import find_failing_task
 from ..types.approvals import Consent, DecidedApproval, PendingKind, WaitingCall
 from ..types.interface import WORKFLOW_TYPE, Status
 from .decisions import WaitRef, answer_pending_call, decide_pending_call

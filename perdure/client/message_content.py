@@ -11,7 +11,8 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ValidationError
 
-from .. import config, ports
+from .. import _config as config
+from .. import ports
 from ..errors import InvalidInputError
 from ..types.client_tools import (
     INLINE_CLIENT_TOOLS_BYTES,
@@ -138,7 +139,7 @@ def check_file_urls(urls: Iterable[str | None]) -> None:
 
 def _is_public_host(host: str) -> bool:
     """Whether a name or an address is not one of a private network. A name is not looked up: another machine will."""
-    from ..webhooks import is_public  # it loads http.client, which no other message needs
+    from .._webhook_wire import is_public  # it loads http.client, which no other message needs
 
     try:
         return is_public(ipaddress.ip_address(host))

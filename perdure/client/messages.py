@@ -27,8 +27,8 @@ from temporalio.exceptions import WorkflowAlreadyStartedError
 from temporalio.service import RPCError, RPCStatusCode
 
 from .. import ports
-from ..config import get_shared_task_queue
-from ..encryption import reseal_auth_token
+from .._config import get_shared_task_queue
+from .._encryption import reseal_auth_token
 from ..errors import (
     InvalidInputError,
     PerdureError,
@@ -38,8 +38,9 @@ from ..errors import (
     TranscriptCorruptedError,
 )
 from ..loop.requests import merge_overrides, parse_start
-from ..temporal_errors import build_unreachable_error, is_missing_attribute
-from ..temporal_service import TASK_TIMEOUT, build_start_attributes, forget_search_attributes, start_run_workflow
+from ..temporal.attributes import build_start_attributes, forget_search_attributes
+from ..temporal.errors import build_unreachable_error, is_missing_attribute
+from ..temporal.start import TASK_TIMEOUT, start_run_workflow
 from ..types.client_tools import ClientTool
 from ..types.interface import (
     FIRST_MESSAGE_MEMO,
@@ -78,7 +79,7 @@ async def deliver_message(
     auth: Mapping[str, str] | None = None,
     start: dict[str, Any] | None = None,
 ) -> str:
-    """Deliver ``message`` to a conversation; ``auth`` is the result of :func:`~perdure.encryption.seal_auth`.
+    """Deliver ``message`` to a conversation; ``auth`` is the result of :func:`~perdure._encryption.seal_auth`.
 
     ``start`` opens the conversation if needed; without it, the input that opened it before is used.
     """

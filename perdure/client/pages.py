@@ -25,7 +25,7 @@ from ..ports import Node, RunRow, Store, WaitCursor, WaitRow, timestamp
 from ..store.cache import ByteLRU
 from ..store.chain import decode_node
 from ..store.transcripts import load_full_conversation
-from ..temporal_errors import is_missing_attribute, translate_service_error
+from ..temporal.errors import is_missing_attribute, translate_service_error
 from ..types.approvals import OnExpiry, PendingKind, WaitingCall
 from ..types.messages import Message, clean_text
 from .handles import ClientHandle

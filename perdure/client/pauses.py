@@ -13,8 +13,8 @@ from temporalio.client import WorkflowExecutionDescription
 
 from ..errors import InvalidInputError, PerdureError, RunClosedError, RunNotFoundError, RunStuckError
 from ..loop.requests import parse_pause_request, parse_run_limits
-from ..temporal_errors import build_closed_error
-from ..temporal_service import find_failing_task
+from ..temporal.errors import build_closed_error
+from ..temporal.workflow_tasks import find_failing_task
 from ..types.interface import Status
 from .audit import audit_steering
 from .follow import WorkflowBehind, read_event_log_state, retry_while_behind

@@ -19,7 +19,8 @@ from temporalio.converter import DataConverter
 from temporalio.exceptions import ApplicationError, FailureError
 
 from ..errors import NoWorkerError, PerdureError, RunNotReadyError, RunStuckError
-from ..temporal_service import describe_task_queue, find_failing_task
+from ..temporal.task_queues import describe_task_queue
+from ..temporal.workflow_tasks import find_failing_task
 from .handles import ClientHandle, RunHandle
 from .tasks import background_task
 from .visibility import read_deployment_version

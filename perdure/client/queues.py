@@ -26,8 +26,9 @@ from temporalio.api.workflowservice.v1 import (
 from temporalio.client import WorkflowExecution
 from temporalio.service import RPCError, RPCStatusCode
 
-from ..temporal_errors import is_denied, is_missing_attribute
-from ..temporal_service import FailingTask, describe_task_queue, find_failing_task
+from ..temporal.errors import is_denied, is_missing_attribute
+from ..temporal.task_queues import describe_task_queue
+from ..temporal.workflow_tasks import FailingTask, find_failing_task
 from .handles import ClientHandle
 from .progress import MAX_POLLER_AGE, format_version
 from .visibility import RUNS_QUERY, attribute_of, quote_literal

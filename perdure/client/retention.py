@@ -27,7 +27,7 @@ from ..errors import LIST_HINT, InvalidInputError, RunNotFoundError, RunOpenErro
 from ..ports import RunRow, Store, timestamp
 from ..ports.retention import Collectable, RunTree
 from ..store.objects import LargeBlobStore
-from ..temporal_errors import translate_service_error
+from ..temporal.errors import translate_service_error
 from ..types.interface import WORKFLOW_TYPE
 from ..types.limits import parse_seconds
 from .audit import audit_steering

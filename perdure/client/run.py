@@ -20,7 +20,7 @@ from temporalio.client import WorkflowUpdateRPCTimeoutOrCancelledError as NoAnsw
 from temporalio.exceptions import ApplicationError
 from temporalio.service import RPCError
 
-from ..encryption import AuthMapping, seal_auth
+from .._encryption import AuthMapping, seal_auth
 from ..errors import (
     InvalidInputError,
     NoWorkerError,
@@ -32,7 +32,7 @@ from ..errors import (
 )
 from ..store import Chain
 from ..store.transcripts import load_full_conversation
-from ..temporal_errors import build_run_error, build_unreachable_error, build_update_error, translate_rpc_error
+from ..temporal.errors import build_run_error, build_unreachable_error, build_update_error, translate_rpc_error
 from ..types.approvals import DecidedApproval, StandingApproval
 from ..types.client_tools import ClientTool
 from ..types.interface import READ_ERROR_TYPE, STATUS_ATTRIBUTE, OutputT, Response, Status, parse_output
@@ -57,9 +57,9 @@ from .visibility import (
 )
 
 if TYPE_CHECKING:
-    from ..agent.agent import Agent
+    from ..agent.spec import AgentSpec
+    from ..artifacts import Artifact
     from ..ports import Store
-    from ..toolsets import Artifact
     from ..types.events import Event
     from .client import Client
     from .fork import Difference
@@ -87,7 +87,7 @@ class Run(StreamReader[OutputT]):
         self,
         client: Client,
         handle: WorkflowHandle[Any, Any],
-        agent: Agent[Any, OutputT] | str | None = None,
+        agent: AgentSpec[Any, OutputT] | str | None = None,
         *,
         output: Any = None,
     ) -> None:
@@ -179,14 +179,14 @@ class Run(StreamReader[OutputT]):
     async def artifacts(self) -> list[Artifact]:
         """List the artifacts that the agent has written with the toolset ``Artifacts``: the last version of each, by
         name."""
-        from ..toolsets import list_artifacts
+        from ..artifacts import list_artifacts
 
         return await list_artifacts(self.client.memory, self.id)
 
     async def artifact(self, name: str, version: int | None = None) -> str:
         """Return the text of an artifact, by default of its last version. Raises ``InvalidInputError`` for an unknown
         one."""
-        from ..toolsets import find_artifact, read_artifact_text
+        from ..artifacts import find_artifact, read_artifact_text
 
         artifact = await find_artifact(self.client.memory, self.id, name, version)
         return await read_artifact_text(self.client.memory, self.id, artifact)

@@ -18,9 +18,9 @@ from temporalio import client as api
 from temporalio.client import Client as TemporalClient
 from temporalio.service import RPCError, RPCStatusCode
 
-from ..encryption import AuthMapping
+from .._encryption import AuthMapping
 from ..errors import InvalidInputError, ScheduleExistsError, ScheduleNotFoundError
-from ..temporal_errors import translate_rpc_error
+from ..temporal.errors import translate_rpc_error
 from ..types.interface import WORKFLOW_TYPE
 from ..types.limits import parse_seconds
 from ..types.messages import MessageInput, clean_text

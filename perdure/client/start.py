@@ -14,7 +14,7 @@ from pydantic import BaseModel
 from typing_extensions import TypedDict
 
 from .. import ports
-from ..encryption import AuthMapping
+from .._encryption import AuthMapping
 from ..errors import InvalidInputError, PerdureError, RunExistsError, RunNotFoundError, TranscriptCorruptedError
 from ..loop.requests import parse_start
 from ..loop.transcript import list_open_calls
@@ -41,7 +41,7 @@ from .message_content import AnyOverride, build_user_message, check_file_urls, h
 from .run import Run
 
 if TYPE_CHECKING:
-    from ..agent.agent import Agent
+    from ..agent.spec import AgentSpec
 
 
 logger = logging.getLogger("perdure.client")
@@ -104,7 +104,7 @@ _HEAD_PATTERN = re.compile(r"[0-9a-f]{64}")
 
 async def build_start_input(
     client: ClientHandle,
-    agent: str | Agent[Any, Any],
+    agent: str | AgentSpec[Any, Any],
     message: MessageInput | None,
     *,
     by: str | None = None,
@@ -194,12 +194,12 @@ async def attach_to_run(run: Run[Any], start: Mapping[str, Any], message_hash: s
     raise RunExistsError(f"there is a run {run.id!r} already", hint=hint)
 
 
-def get_agent_name(agent: str | Agent) -> str:
+def get_agent_name(agent: str | AgentSpec) -> str:
     """Return the agent's name; any other value unchanged, for the check of the input."""
     return getattr(agent, "name", agent)  # type: ignore[arg-type]  # the caller's types may be unchecked
 
 
-def check_message_input(agent: str | Agent[Any, Any], message: MessageInput | None) -> MessageInput | None:
+def check_message_input(agent: str | AgentSpec[Any, Any], message: MessageInput | None) -> MessageInput | None:
     """Return ``message``; where the client has the agent's code, an input as plain JSON that fits its type. Raises
     ``InvalidInputError``."""
     if isinstance(agent, str) or message is None or isinstance(message, str | bytes | Sequence | File):
@@ -210,7 +210,7 @@ def check_message_input(agent: str | Agent[Any, Any], message: MessageInput | No
 
 
 def check_client_tools(
-    agent: str | Agent[Any, Any], tools: Sequence[ClientTool | Mapping[str, Any]] | None
+    agent: str | AgentSpec[Any, Any], tools: Sequence[ClientTool | Mapping[str, Any]] | None
 ) -> tuple[ClientTool, ...] | None:
     """Return the client tools in the form that is sent. Raises ``InvalidInputError``; where the client has the agent's
     code, also for tools that the agent does not take, or has itself."""
@@ -226,7 +226,7 @@ def check_client_tools(
     return parsed
 
 
-def encode_start_context(agent: str | Agent[Any, Any], context: Any) -> dict[str, Any] | None:
+def encode_start_context(agent: str | AgentSpec[Any, Any], context: Any) -> dict[str, Any] | None:
     """Encode the context as plain JSON; its size limit is checked by the loop, for every client."""
     if hasattr(agent, "check_context"):
         return agent.check_context(context) or None
@@ -238,7 +238,7 @@ def encode_start_context(agent: str | Agent[Any, Any], context: Any) -> dict[str
     return validate_plain_context(get_agent_name(agent), plain)
 
 
-def check_override(agent: str | Agent[Any, Any], override: AnyOverride | None) -> AnyOverride | None:
+def check_override(agent: str | AgentSpec[Any, Any], override: AnyOverride | None) -> AnyOverride | None:
     """Return the override. Raises ``DefinitionError`` where the client has the agent's code."""
     if override is not None and not isinstance(override, CallerOverride) and hasattr(agent, "overridden"):
         agent.overridden(override)

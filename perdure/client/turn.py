@@ -21,7 +21,7 @@ from ..errors import (
     StoreError,
     build_error,
 )
-from ..temporal_service import has_unhandled_events
+from ..temporal.workflow_tasks import has_unhandled_events
 from ..types.interface import OutputT, Response, TurnStatus
 from ..types.messages import MessageInput
 from .event_reader import iter_own_rows, retry_store_read

@@ -26,9 +26,9 @@ from temporalio.client import WorkflowExecution, WorkflowExecutionDescription, W
 from temporalio.common import VersioningBehavior
 from temporalio.service import RPCError, RPCStatusCode, WorkflowService
 
-from .. import config
+from .. import _config as config
 from ..errors import InvalidInputError, PerdureError, StoreError
-from ..temporal_errors import is_missing_attribute, translate_service_error
+from ..temporal.errors import is_missing_attribute, translate_service_error
 from ..types.approvals import WaitingCall
 from ..types.interface import (
     AGENT_ATTRIBUTE,

@@ -10,7 +10,6 @@ import asyncio
 import json
 import re
 import time
-import unicodedata
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
@@ -488,8 +487,3 @@ def format_size(size: int) -> str:
         if size >= limit:
             return f"{size / limit:.1f} {unit}".replace(".0 ", " ")
     return f"{size} bytes"
-
-
-def is_blank(text: str) -> bool:
-    """Whether a text shows nothing."""
-    return not text.strip() or all(unicodedata.category(char) in ("Cf", "Zs", "Cc") for char in text)

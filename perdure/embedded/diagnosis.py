@@ -18,7 +18,8 @@ from temporalio.client import Client, WorkflowExecution
 from temporalio.service import RPCError, RPCStatusCode
 
 from ..errors import PerdureError, ServerUnreachableError
-from ..temporal_service import FailingTask, find_failing_task, find_search_attributes
+from ..temporal.attributes import find_search_attributes
+from ..temporal.workflow_tasks import FailingTask, find_failing_task
 from ..types.interface import WORKFLOW_TYPE
 from .address import ServerTarget, connect, resolve_target
 from .binary import find_binary

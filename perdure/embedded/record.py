@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass, fields
 
-from .. import temporal_service
+from ..temporal.namespaces import read_cluster_id
 from .home import Home, current_home, open_private
 from .process import is_alive
 
@@ -71,5 +71,5 @@ async def find_running_server(home: Home | None = None) -> ServerInfo | None:
     record = read_record(home or current_home())
     if record is None or record.instance_id is None or not is_alive(record.pid, record.start_token):
         return None
-    answered = await temporal_service.read_cluster_id(record.address, seconds=PROBE_SECONDS)
+    answered = await read_cluster_id(record.address, seconds=PROBE_SECONDS)
     return record if answered == record.instance_id else None

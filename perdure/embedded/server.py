@@ -15,8 +15,8 @@ from contextlib import AsyncExitStack, asynccontextmanager, closing, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
-from .. import temporal_service
 from ..errors import RuntimeSetupError, ServerStartError
+from ..temporal.namespaces import index_runs, keep_closed_runs, read_cluster_id
 from .binary import Binary, ensure_binary
 from .home import Home, current_home, hold_lock, take_lock, try_lock
 from .process import is_alive, read_start_token, spawn_detached, terminate_process
@@ -157,8 +157,8 @@ async def start_server_process(home: Home, binary: Binary, database_fd: int) -> 
     _rotate_log(home)
     async with _hold_start_lock():
         info = await _start_until_ready(home, binary, database_fd)
-        await temporal_service.index_runs(info.address)
-        if await temporal_service.keep_closed_runs(info.address):
+        await index_runs(info.address)
+        if await keep_closed_runs(info.address):
             # The server applies it only after up to 2 s, and would delete runs that close before that after a day. A
             # second start takes a third of a second, once in a home's life.
             await terminate_process(info.pid, info.start_token, gently=False)
@@ -203,7 +203,7 @@ async def wait_until_ready(record: ServerInfo) -> str | None:
     """Return the cluster id with which a starting server answers; None if it ends first, or does not answer."""
     deadline = asyncio.get_running_loop().time() + _READY_SECONDS
     while asyncio.get_running_loop().time() < deadline and is_alive(record.pid, record.start_token):
-        answered = await temporal_service.read_cluster_id(record.address, seconds=PROBE_SECONDS, starting=True)
+        answered = await read_cluster_id(record.address, seconds=PROBE_SECONDS, starting=True)
         # If it is still alive, it is the process that has the port, not another program.
         if answered is not None and is_alive(record.pid, record.start_token):
             return answered
@@ -360,8 +360,8 @@ async def _adopt_recorded_server(home: Home) -> ServerInfo | None:
     if answered is not None and answered == (record.instance_id or answered):
         if record.instance_id is None:  # its starter ended before it could record it
             record = dataclasses.replace(record, instance_id=answered)
-            await temporal_service.index_runs(record.address)
-            await temporal_service.keep_closed_runs(record.address)
+            await index_runs(record.address)
+            await keep_closed_runs(record.address)
             write_record(home, record)
         return record
     await terminate_process(record.pid, record.start_token)

@@ -7,7 +7,7 @@ hooks is loaded when it is first used: programs that define them do without.
 
 from typing import TYPE_CHECKING
 
-from ..lazy_names import NameLoader
+from .._lazy import NameLoader
 from .hook import EVENTS, Hook, HookEvent, HookSet, Veto, hook, list_hook_events, select_hooks, validate_hooks
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
-from ..encryption import KeyRing
+from .._encryption import KeyRing
 from ..errors import AuthContextError, ToolError
 from ..ports.grants import GrantAccess, GrantKey, GrantRow
 from ..ports.store import format_utc_now

@@ -44,9 +44,9 @@ from mcp.shared.auth import (
 from mcp_types import LATEST_PROTOCOL_VERSION
 from pydantic import AnyUrl, ValidationError
 
+from .._webhook_wire import is_public, resolve_host
 from ..errors import PerdureError, ToolError
 from ..types.redaction import Redaction
-from ..webhooks import is_public, resolve_host
 from .connection import NotSentError
 from .grants import Grant, describe_url
 from .oauth import ClientCredentials, OAuth, Refusal

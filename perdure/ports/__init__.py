@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..lazy_names import NameLoader
+from .._lazy import NameLoader
 
 if TYPE_CHECKING:
     from .model import Completed as Completed

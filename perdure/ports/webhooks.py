@@ -19,7 +19,7 @@ WEBHOOK_EVENT_TYPES = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class WebhookRow:
-    """A subscription. Its texts are stored as they are; ``perdure.client.webhooks`` gives them their meaning."""
+    """A subscription. Its texts are stored as they are; ``client.webhook_subscriptions`` gives them their meaning."""
 
     id: str
     url: str

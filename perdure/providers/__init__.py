@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..lazy_names import NameLoader
+from .._lazy import NameLoader
 from .registry import check_settings as check_settings
 from .registry import close_providers as close_providers
 from .registry import get_provider as get_provider

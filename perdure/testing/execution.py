@@ -30,7 +30,7 @@ from ..calls.call import ActivityCall, ActivityOutput, ModelCall, parse_call
 from ..calls.interceptor import attach_search_attributes
 from ..calls.retries import decide_retry
 from ..ports import timestamp
-from ..temporal_errors import ACCEPTED_UPDATE_ENDED
+from ..temporal.errors import ACCEPTED_UPDATE_ENDED
 from ..types.interface import SEARCH_ATTRIBUTES, WORKFLOW_TYPE
 from ..types.wire import (
     CLOSE_ACTIVITY,

@@ -25,7 +25,7 @@ from temporalio.converter import DataConverter, decode_typed_search_attributes, 
 from temporalio.exceptions import FailureError, WorkflowAlreadyStartedError
 from temporalio.service import ConnectConfig, RPCError, RPCStatusCode, ServiceClient
 
-from ..temporal_service import build_search_attributes, parse_attribute_type
+from ..temporal.attributes import build_search_attributes, parse_attribute_type
 from ..types.interface import SEARCH_ATTRIBUTES, WORKFLOW_TYPE
 from ..worker import Engine
 from .execution import Execution, ExecutionStart, encode_memo

@@ -20,11 +20,12 @@ from typing import Any, Generic, Literal, TypeVar
 
 from temporalio.client import Client as TemporalClient
 
-from ..agent.agent import Agent
+from ..agent.spec import AgentSpec
 from ..client.client import Client
 from ..client.turn import Turn
 from ..errors import ProviderError
-from ..local_engine import local
+from ..local_engine.agent import Agent
+from ..local_engine.engine import local
 from ..ports import ModelRequest, Provider, Store, StreamEvent
 from ..ports.test_seams import fake_models, fake_servers
 from ..tools import Tool
@@ -95,7 +96,9 @@ EngineName = Literal["process", "temporal"]
 class Script(Generic[OutputT]):
     """The object that a ``with scripted(…)`` block yields."""
 
-    def __init__(self, agent: Agent[Any, OutputT], providers: Mapping[str, ScriptedProvider], home: HomeLoop) -> None:
+    def __init__(
+        self, agent: AgentSpec[Any, OutputT], providers: Mapping[str, ScriptedProvider], home: HomeLoop
+    ) -> None:
         self._agent = agent
         self._providers = providers
         self._home = home
@@ -106,7 +109,7 @@ class Script(Generic[OutputT]):
         """The requests to the model, in order."""
         return self._providers[self._agent.name].requests
 
-    def requests_of(self, agent: Agent[Any, Any] | str) -> list[ModelRequest]:
+    def requests_of(self, agent: AgentSpec[Any, Any] | str) -> list[ModelRequest]:
         """Return the requests to the model of another scripted agent. Raises ``KeyError`` for an agent that is not
         scripted."""
         return self._providers[agent if isinstance(agent, str) else agent.name].requests
@@ -151,10 +154,10 @@ class scripted(Generic[OutputT]):  # noqa: N801  # used as `with scripted(…)`
 
     def __init__(
         self,
-        agent: Agent[Any, OutputT],
+        agent: AgentSpec[Any, OutputT],
         replies: Replies,
         *,
-        others: Mapping[Agent[Any, Any], Replies] | None = None,
+        others: Mapping[Agent[Any, Any], Replies] | Mapping[AgentSpec[Any, Any], Replies] | None = None,
         engine: EngineName = "process",
         lifespan: Lifespan | None = None,
         store: Store | None = None,
@@ -249,7 +252,7 @@ class _InProcessClient(Client):
 
 @contextmanager
 def _serve_locally(
-    agent: Agent[Any, Any], open_client: Callable[[list[Agent]], AbstractAsyncContextManager[Client]]
+    agent: AgentSpec[Any, Any], open_client: Callable[[list[AgentSpec]], AbstractAsyncContextManager[Client]]
 ) -> Iterator[None]:
     """Serve ``local()`` and calls of ``agent`` by ``open_client``, for the length of a block."""
 
@@ -265,7 +268,7 @@ def _serve_locally(
 
 
 @asynccontextmanager
-async def _serve_with_client(engine: Engine, agents: list[Agent], client: Client) -> AsyncIterator[Client]:
+async def _serve_with_client(engine: Engine, agents: list[AgentSpec], client: Client) -> AsyncIterator[Client]:
     for agent in agents:
         if agent.name not in {served.name for served in engine.agents}:
             engine.agents.add(agent)

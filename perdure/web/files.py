@@ -22,10 +22,10 @@ from pydantic import BaseModel, Field
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from ..artifacts import Artifact
 from ..errors import InvalidInputError
 from ..ports import Blob, Commit, Store
 from ..ports.store import record_file
-from ..toolsets import Artifact
 from ..types.events import decode_event
 from ..types.interface import Response as RunResponse
 from ..types.messages import (

@@ -25,12 +25,12 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route, Router
 from starlette.types import Receive, Scope, Send
 
+from .._encryption import KeyRing
 from ..client.audit import SteeringAudit, audit_caller
 from ..client.client import Client
 from ..client.pages import TranscriptPages
 from ..client.run import Run
 from ..client.schedules import ScheduleStatus
-from ..encryption import KeyRing
 from ..errors import InvalidInputError, PerdureError, RunIdError, RunNotFoundError, ScheduleNotFoundError
 from ..ports import Blob, Commit, Store
 from ..ports.surfaces import IDEMPOTENCY_ANSWER_BYTES

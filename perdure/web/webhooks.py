@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from pydantic import BaseModel, Field
 
-from ..client.webhooks import DEFAULT_EVENTS, Webhook
+from ..client.webhook_subscriptions import DEFAULT_EVENTS, Webhook
 from ..errors import WebhookNotFoundError
 from ..ports.webhooks import DeliveryRow, DeliveryState
 from ..types.messages import NAME_CHARS, RUN_ID_CHARS

@@ -9,8 +9,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..agent.agent import Agent
-from ..agent.agent_file import AGENT_FILE_SUFFIXES, load_agent
+from ..agent.agent_file import AGENT_FILE_SUFFIXES, load_spec
+from ..agent.spec import AgentSpec
 from ..calls.agents import Agents
 from ..errors import InvalidInputError, PerdureError
 from ..ports import Toolset
@@ -27,9 +27,9 @@ _FileState = tuple[int, int]
 @dataclass(slots=True)
 class _WatchedAgentFile:
     state: _FileState
-    latest_agent: Agent | None = None
+    latest_agent: AgentSpec | None = None
     """The agent of the file, or of its last valid version."""
-    served_agent: Agent | None = None
+    served_agent: AgentSpec | None = None
     """The agent that is served: an older version, if the name of the latest one is taken."""
     load_error: str | None = None
     last_report: str = ""
@@ -101,20 +101,20 @@ class AgentFolder:
         """Return the files that must be read."""
         return [path for path, state in settled.items() if path not in self._files or self._files[path].state != state]
 
-    def _load_files(self, paths: Iterable[Path]) -> dict[Path, Agent | str]:
+    def _load_files(self, paths: Iterable[Path]) -> dict[Path, AgentSpec | str]:
         """Load the agents of these files, or the reasons why they are invalid."""
         return {path: self._load_file(path) for path in paths}
 
-    def _load_file(self, path: Path) -> Agent | str:
+    def _load_file(self, path: Path) -> AgentSpec | str:
         try:
-            return load_agent(path, tools=self._agents.tools, toolsets=self._toolsets)
+            return load_spec(path, AgentSpec, tools=self._agents.tools, toolsets=self._toolsets)
         except PerdureError as error:
             return f"{error.message} ({error.hint})" if error.hint else error.message
         except Exception as error:  # the other files are still served
             return f"{path}: {type(error).__name__}: {error}"
 
     def _apply_files(
-        self, settled: dict[Path, _FileState], present: Collection[Path], loaded: dict[Path, Agent | str]
+        self, settled: dict[Path, _FileState], present: Collection[Path], loaded: dict[Path, AgentSpec | str]
     ) -> None:
         """Serve the agents of the files. Files of ``present`` that are not ``settled`` may still be written; changed
         files are in ``loaded``."""
@@ -144,7 +144,7 @@ class AgentFolder:
         for path, file in sorted(self._files.items()):
             self._report_file(path, file, taken, again=path in changed)
 
-    def _record_loaded(self, path: Path, state: _FileState, found: Agent | str) -> None:
+    def _record_loaded(self, path: Path, state: _FileState, found: AgentSpec | str) -> None:
         file = self._files.setdefault(path, _WatchedAgentFile(state))
         file.state, file.load_error = state, None
         if isinstance(found, str):

@@ -20,9 +20,10 @@ from typing import Any
 from temporalio import activity
 from temporalio.client import Client as TemporalClient
 
-from .. import config
-from ..agent.agent import Agent
+from .. import _config as config
+from .._encryption import IN_PROCESS_ADDRESS, KeyRing
 from ..agent.definition import build_agent_row
+from ..agent.spec import AgentSpec
 from ..calls.agent_setup import AgentSetup
 from ..calls.agents import Agents, check_hook_agents
 from ..calls.author_loop import AuthorLoop
@@ -48,7 +49,6 @@ from ..calls.tool import ToolActivity, get_cancellation
 from ..calls.toolsets import Toolsets
 from ..client.visibility import create_store
 from ..context.auth import AuthFunction
-from ..encryption import IN_PROCESS_ADDRESS, KeyRing
 from ..errors import DefinitionError, RuntimeSetupError, StoreError
 from ..hooks import Hook, HookSet, validate_hooks
 from ..hooks.hook import evaluate_signature
@@ -60,10 +60,10 @@ from ..providers.registry import PROVIDER_ALIASES, get_provider, keep_providers_
 from ..store import Chain, open_store
 from ..store.cache import CACHE_BYTES, ByteLRU, CacheBudget, CachedJournal
 from ..store.objects import check_blob_location
-from ..temporal_service import get_search_attributes
+from ..temporal.attributes import get_search_attributes
 from ..tools import Tool, format_error
 from ..types.limits import RateLimit
-from .webhooks import WebhookActivity, dispatch_webhooks
+from .webhook_delivery import WebhookActivity, dispatch_webhooks
 
 # ---
 # The search attributes of a worker's namespace, with a warning for missing ones.
@@ -106,7 +106,7 @@ class SearchAttributeCheck:
         return attributes.names
 
 
-async def record_agents(store: Store, agents: Iterable[Agent]) -> None:
+async def record_agents(store: Store, agents: Iterable[AgentSpec]) -> None:
     """Record the definitions of the agents, for programs that show them without their code.
 
     Raises no error of the store: a worker starts whose store cannot be written just now, as work then waits for it.
@@ -128,7 +128,7 @@ async def record_agents(store: Store, agents: Iterable[Agent]) -> None:
 # Settings of a worker: limits per provider, rate of its task queue, and size of its caches.
 
 
-def check_provider_limits(limits: Any, agents: Iterable[Agent]) -> dict[str, RateLimit]:
+def check_provider_limits(limits: Any, agents: Iterable[AgentSpec]) -> dict[str, RateLimit]:
     """Check ``provider_limits``, by the names of providers, or of the classes of agents' own. Raises
     ``DefinitionError``."""
     if limits is None:
@@ -322,7 +322,7 @@ class Engine:
 
     def __init__(
         self,
-        agents: Iterable[Agent] = (),
+        agents: Iterable[AgentSpec] = (),
         *,
         store_url: str | None = None,
         store: Store | None = None,
@@ -340,8 +340,8 @@ class Engine:
         self.max_cached_runs = MAX_CACHED_RUNS  # whose transcripts and outcomes are kept
         self._stream = stream
         self.hooks = HookSet(validate_hooks("worker", hooks))
-        hook_agents = (agent for hook in self.hooks for agent in hook.agents if isinstance(agent, Agent))
-        self.agents = Agents(agents if isinstance(agents, Agent) else [*agents, *hook_agents], tools)
+        hook_agents = (agent for hook in self.hooks for agent in hook.agents if isinstance(agent, AgentSpec))
+        self.agents = Agents(agents if isinstance(agents, AgentSpec) else [*agents, *hook_agents], tools)
         self._provider_limits = check_provider_limits(provider_limits, self.agents)
         self._throttles: dict[str, Throttle] = {}
         self.store = store or open_store(
@@ -489,14 +489,14 @@ class Engine:
     def _get_resources(self) -> Any:
         return self._resources.value
 
-    def _build_model_chain(self, agent: Agent) -> Provider:
+    def _build_model_chain(self, agent: AgentSpec) -> Provider:
         def find(model: ModelRef) -> Provider:
             in_place = find_fake_model(agent.name, str(model), model.own)
             return in_place or model.own or get_provider(model.provider)
 
         return ModelChain(agent.chain, find, throttles=self._throttles, report_wait=report_waiting)
 
-    def _can_force(self, agent: Agent) -> bool:
+    def _can_force(self, agent: AgentSpec) -> bool:
         """Whether every model of ``agent`` takes ``tool_choice``: a provider declares ``tool_choice = False`` if
         not."""
         models = [

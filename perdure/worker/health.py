@@ -34,8 +34,8 @@ from ..calls.loop_watch import LoopWatch
 from ..errors import RuntimeSetupError, StoreError
 from ..ports import Store
 from ..ports.store import format_utc_now
-from ..temporal_errors import is_denied
-from ..temporal_service import find_pollers
+from ..temporal.errors import is_denied
+from ..temporal.task_queues import find_pollers
 from ..types.redaction import find_credentials, redact_credentials
 from .drain import Drain, RunningActivities
 

@@ -33,7 +33,7 @@ from temporalio.worker import (
 from temporalio.worker import Worker as TemporalWorker
 from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner
 
-from ..agent.agent import Agent
+from ..agent.spec import AgentSpec
 from ..context.auth import AuthFunction
 from ..errors import DefinitionError, ThreadsLostError
 from ..hooks import Hook, HookSet
@@ -140,7 +140,7 @@ class PerdurePlugin(SimplePlugin):
 
     def __init__(
         self,
-        agents: Iterable[Agent] = (),
+        agents: Iterable[AgentSpec] = (),
         *,
         store_url: str | None = None,
         store: Store | None = None,

@@ -24,7 +24,7 @@ from ..calls.agents import Agents
 from ..client.client import Client
 from ..errors import LIST_HINT, InvalidInputError, PerdureError
 from ..loop.lifecycle import STATE_KEY
-from ..temporal_errors import translate_rpc_error, translate_service_error
+from ..temporal.errors import translate_rpc_error, translate_service_error
 from ..types.interface import WAITING_MEMO, WORKFLOW_TYPE
 from ..workflows import AgentWorkflow
 from ..workflows.webhook import WebhookWorkflow

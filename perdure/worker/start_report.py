@@ -19,7 +19,7 @@ from temporalio.client import WorkflowExecutionStatus
 from temporalio.common import WorkerDeploymentVersion
 from temporalio.service import RPCError, RPCStatusCode
 
-from ..agent.agent import Agent
+from ..agent.spec import AgentSpec
 from ..calls.agents import Agents
 from ..embedded.diagnosis import Finding, check_search_attributes
 from ..errors import PerdureError
@@ -85,7 +85,7 @@ def _report_agents(agents: Agents) -> Finding:
     return Finding("agents", "ok", ", ".join(described[:_MAX_NAMES]) + others or "none yet")
 
 
-def _describe_agent(agent: Agent) -> str:
+def _describe_agent(agent: AgentSpec) -> str:
     counts = [(len(list(agent.toolbox)), "tool"), (len(agent.toolsets), "toolset")]
     parts = [f"{count} {noun}{'' if count == 1 else 's'}" for count, noun in counts if count]
     return f"{agent.name} ({', '.join(parts) or 'no tools'})"
@@ -142,7 +142,7 @@ async def _report_search_attributes(temporal: TemporalClient, engine: Engine) ->
 # Models whose provider cannot be called: no key, no SDK.
 
 
-async def _report_models(agents: Iterable[Agent]) -> list[Finding]:
+async def _report_models(agents: Iterable[AgentSpec]) -> list[Finding]:
     problems: dict[tuple[str, str | None], list[str]] = defaultdict(list)
     for agent in agents:
         for model in agent.chain:

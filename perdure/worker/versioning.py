@@ -14,7 +14,7 @@ from typing import Literal
 from temporalio.common import VersioningBehavior, WorkerDeploymentVersion
 from temporalio.worker import WorkerDeploymentConfig
 
-from .. import config
+from .. import _config as config
 from ..calls.agents import Agents
 from ..errors import RuntimeSetupError
 from ..loop.decide import is_turn_in_progress

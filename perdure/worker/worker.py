@@ -14,8 +14,8 @@ from typing import Any
 
 from temporalio.worker import Worker as TemporalWorker
 
-from .. import config
-from ..agent.agent import Agent
+from .. import _config as config
+from ..agent.spec import AgentSpec
 from ..client.client import Client
 from ..client.tasks import StartWait
 from ..context.auth import AuthFunction
@@ -24,7 +24,7 @@ from ..errors import RuntimeSetupError, StoreError
 from ..hooks import Hook, HookSet
 from ..ports import Toolset
 from ..store.cache import CACHE_BYTES
-from ..temporal_service import check_namespace
+from ..temporal.namespaces import check_namespace
 from ..tools import Tool
 from ..types.limits import RateLimit
 from .agent_folder import AgentFolder
@@ -93,7 +93,7 @@ class Worker:
     def __init__(
         self,
         client: Client,
-        agents: Iterable[Agent],
+        agents: Iterable[AgentSpec],
         *,
         task_queue: str | None = None,
         store_url: str | None = None,
@@ -152,7 +152,7 @@ class Worker:
         self._open = AsyncExitStack()
 
     @property
-    def agents(self) -> tuple[Agent, ...]:
+    def agents(self) -> tuple[AgentSpec, ...]:
         """The agents that are served."""
         return tuple(self._engine.agents)
 
@@ -161,7 +161,7 @@ class Worker:
         """host:port of the health endpoint, once the worker has started; None without one."""
         return None if self._endpoint is None else self._endpoint.address or None
 
-    def add(self, agent: Agent, *, replace: bool = False) -> None:
+    def add(self, agent: AgentSpec, *, replace: bool = False) -> None:
         """Serve ``agent`` too, also while the worker runs; with ``replace`` instead of the one of the same name.
 
         Call it on the worker's event loop, and on every worker of the queue: a run whose next call reaches a worker

@@ -21,7 +21,7 @@ says it, and the activity counts these alone."""
 
 @workflow.defn(name=WEBHOOK_WORKFLOW_TYPE, sandboxed=False)
 class WebhookWorkflow:
-    """Input: a ``perdure.webhooks.WebhookTask``, which only the activity reads."""
+    """Input: a ``perdure._webhook_wire.WebhookTask``, which only the activity reads."""
 
     @workflow.run
     async def run(self, task: Any = None) -> Any:

@@ -16,8 +16,8 @@ import httpx
 import pytest
 
 from perdure import Agent, Client, Compaction, File, tool
+from perdure.artifacts import Artifacts
 from perdure.testing import ScriptedProvider, call
-from perdure.toolsets import Artifacts
 from perdure.types.messages import iter_file_parts
 from perdure.web import files, limits, operations
 from perdure.web.app import WebOptions, create_app

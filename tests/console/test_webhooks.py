@@ -10,13 +10,13 @@ from dataclasses import replace
 import pytest
 
 from perdure import Agent, Client
-from perdure.client.webhooks import Webhook
+from perdure.client.webhook_subscriptions import Webhook
 from perdure.console.webhooks import shorten_url
 from perdure.ports.store import format_utc_now
 from perdure.ports.surfaces import add_seconds
 from perdure.ports.webhooks import DeliveryRow
 from perdure.testing import ScriptedProvider
-from perdure.worker import webhooks as deliveries
+from perdure.worker import webhook_delivery as deliveries
 from tests.console.test_hostile import TEXT, check_page
 from tests.support.engine import Engine
 from tests.support.pages import Console, console

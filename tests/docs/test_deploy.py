@@ -24,7 +24,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from perdure import config
+from perdure import _config as config
 from perdure.tools.tool import DEFAULT_TIMEOUT
 from perdure.worker.plugin import DRAIN_MARGIN
 from tests.docs.loopback import ROOT, Loopback, ended, said

@@ -13,7 +13,7 @@ import openai
 import pytest
 from temporalio.envconfig import ClientConfig
 
-from perdure import config
+from perdure import _config as config
 from perdure.errors import RuntimeSetupError
 from tests.docs.loopback import ROOT
 

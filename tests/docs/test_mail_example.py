@@ -17,11 +17,11 @@ import pytest
 from aiosmtpd.smtp import SMTP
 
 from perdure import Agent, tool
+from perdure._webhook_wire import WebhookTask, build_event_body, build_webhook_headers, generate_secret
 from perdure.testing import ScriptedProvider, call
 from perdure.types.events import ApprovalRequested
 from perdure.web.app import WebOptions, create_app
 from perdure.web.auth import AuthenticatorChain, BearerTokens
-from perdure.webhooks import WebhookTask, build_event_body, build_webhook_headers, generate_secret
 from tests.support.engine import Engine
 from tests.support.examples import EXAMPLES, example
 from tests.support.wait import eventually

@@ -15,9 +15,9 @@ import httpx
 import pytest
 
 from perdure import Agent, tool
+from perdure._webhook_wire import WebhookTask, build_event_body, build_webhook_headers, generate_secret
 from perdure.testing import call, scripted
 from perdure.types.events import ApprovalRequested
-from perdure.webhooks import WebhookTask, build_event_body, build_webhook_headers, generate_secret
 from tests.support.examples import EXAMPLES, example
 from tests.support.wait import eventually
 from tests.support.webhooks import Endpoint, serve_endpoint, status

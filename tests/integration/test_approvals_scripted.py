@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from perdure import Agent, Run, tool
-from perdure.client import on_approval
 from perdure.client.inbox import PendingCall, list_pending_calls_of_run
 from perdure.errors import ApprovalPendingError, InvalidInputError, ServerUnreachableError, StoreError
+from perdure.local_engine import on_approval
 from perdure.testing import ScriptedProvider, call, scripted
 from perdure.testing.execution import Execution
 from perdure.types.interface import FIRST_MESSAGE_MEMO, WAITING_MEMO

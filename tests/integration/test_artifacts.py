@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from perdure import Agent, RunContext, Tool, ToolContext, hook, tool, toolsets
+from perdure import Agent, RunContext, Tool, ToolContext, artifacts, hook, tool
+from perdure.artifacts import Artifacts
 from perdure.errors import InvalidInputError
 from perdure.testing import ScriptedProvider, call
-from perdure.toolsets import Artifacts
 from perdure.types.messages import ToolResultPart
 from tests.support.checks import results
 from tests.support.cli import Cli
@@ -120,8 +120,8 @@ async def test_none_of_several_changes_at_once_is_lost(
         async def list(self, ctx: RunContext[Any]) -> list[Tool]:
             return [tool(one.fn, name=one.name) for one in await super().list(ctx)]
 
-    unchanged = toolsets.find_artifact
-    monkeypatch.setattr(toolsets, "find_artifact", all_have_read)
+    unchanged = artifacts.find_artifact
+    monkeypatch.setattr(artifacts, "find_artifact", all_have_read)
     changes = [call(f"artifact_{verb}", name="log", content=f"{n}.") for n in range(count)]
     replies = [call("artifact_create", name="log", content=""), changes, "Done."]
     agent = Agent("writer", ScriptedProvider(replies), toolsets=[Apart()], hooks=[asks, sees])

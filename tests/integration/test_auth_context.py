@@ -14,10 +14,10 @@ import pytest
 from temporalio.client import WorkflowUpdateFailedError
 
 from perdure import Agent, Client, Run, RunContext, Step, ToolContext, Toolset, hook, tool
+from perdure._encryption import KEYS_VARIABLE
 from perdure.context.auth import RunFacts
 from perdure.embedded.home import current_home
 from perdure.embedded.record import ServerInfo, write_record
-from perdure.encryption import KEYS_VARIABLE
 from perdure.errors import AbortError, AuthContextError, AuthContextUnavailableError
 from perdure.ports.toolset import ListedTool
 from perdure.testing import ScriptedProvider, call

@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from perdure import Agent, Client, Message, RunContext, local_engine
+from perdure import Agent, Client, Message, RunContext
 from perdure.errors import DefinitionError, InvalidInputError, NoWorkerError, RunCancelledError
+from perdure.local_engine import engine as local_engine
 from perdure.testing import ScriptedProvider
 from tests.support import forkserver
 from tests.support.checks import users

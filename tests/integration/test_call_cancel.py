@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 from temporalio.client import WorkflowExecutionStatus
 
-from perdure import Agent, Client, local, local_engine
+from perdure import Agent, Client, local
+from perdure.local_engine import engine as local_engine
 from perdure.testing import ScriptedProvider, call
 from tests.support import forkserver
 from tests.support.engine import ROOT, Engine
@@ -148,7 +149,8 @@ async def test_a_run_that_is_terminated_leaves_no_subagent_open(here: Engine) ->
 
 SCRIPT = f"""
     import asyncio, sys
-    from perdure import Agent, local_engine
+    from perdure import Agent
+    from perdure.local_engine import engine as local_engine
     from perdure.client.run import Run
     from perdure.testing import ScriptedProvider
 

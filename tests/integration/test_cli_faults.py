@@ -15,9 +15,9 @@ from temporalio.client import Client as TemporalClient
 from temporalio.service import ConnectConfig, RPCError, RPCStatusCode, ServiceClient
 
 from perdure import Agent
+from perdure._encryption import KEYS_VARIABLE
 from perdure.cli import app
 from perdure.embedded import address, diagnosis
-from perdure.encryption import KEYS_VARIABLE
 from perdure.store import open_store
 from perdure.testing import ScriptedProvider
 from tests.support.cli import Done

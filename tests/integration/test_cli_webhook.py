@@ -6,7 +6,7 @@ import pytest
 
 from perdure import Agent
 from perdure.testing import ScriptedProvider
-from perdure.worker import webhooks as deliveries
+from perdure.worker import webhook_delivery as deliveries
 from tests.support.commands import Commands
 from tests.support.engine import Engine
 from tests.support.wait import eventually

@@ -13,7 +13,7 @@ from temporalio.api.enums.v1 import EventType
 from temporalio.api.workflowservice.v1 import ResetWorkflowExecutionRequest
 
 from perdure import Agent, Run, ToolContext, background, tool
-from perdure.encryption import KEYS_VARIABLE
+from perdure._encryption import KEYS_VARIABLE
 from perdure.errors import AuthContextError, AuthenticationError, PerdureError
 from perdure.testing import ScriptedProvider, call
 from perdure.types.interface import WORKFLOW_TYPE

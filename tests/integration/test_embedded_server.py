@@ -26,7 +26,8 @@ from perdure.embedded.process import is_alive, read_start_token
 from perdure.embedded.record import ServerInfo, find_running_server, read_record, write_record
 from perdure.embedded.server import ensure_server, stop_server
 from perdure.errors import RuntimeSetupError, ServerStartError
-from perdure.temporal_service import RETENTION, find_search_attributes
+from perdure.temporal.attributes import find_search_attributes
+from perdure.temporal.namespaces import RETENTION
 from perdure.types.interface import SEARCH_ATTRIBUTES
 from tests.support.cli import Cli, Done
 from tests.support.namespaces import indexed_namespace

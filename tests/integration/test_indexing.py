@@ -12,9 +12,10 @@ from temporalio.api.enums.v1 import EventType, IndexedValueType
 from temporalio.api.operatorservice.v1 import AddSearchAttributesRequest, RemoveSearchAttributesRequest
 from temporalio.client import Client as TemporalClient
 
-from perdure import Agent, Client, Limits, Run, Worker, temporal_service, tool
+from perdure import Agent, Client, Limits, Run, Worker, tool
 from perdure.errors import InvalidInputError, RuntimeSetupError
 from perdure.ports import ModelRequest
+from perdure.temporal import attributes as search_attributes
 from perdure.testing import ScriptedProvider, call
 from perdure.types.interface import (
     AGENT_ATTRIBUTE,
@@ -264,7 +265,7 @@ async def remove(client: TemporalClient, *names: str) -> None:
 async def test_without_attributes_everything_works_and_setup_takes_effect_without_a_restart(
     bare: TemporalClient, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(temporal_service, "RECHECK_SECONDS", 0.0)
+    monkeypatch.setattr(search_attributes, "RECHECK_SECONDS", 0.0)
     client = Client(bare, store_url=f"sqlite:///{tmp_path}/store.db", task_queue="q", actor="tests")
 
     def reply(request: ModelRequest) -> Any:
@@ -287,10 +288,10 @@ async def test_without_attributes_everything_works_and_setup_takes_effect_withou
             assert await client.list(tenant="other") == await client.list(user="bob") == []
             assert await upserts(first) == 0
 
-            assert await temporal_service.register_search_attributes(bare.service_client, bare.namespace) == tuple(
+            assert await search_attributes.register_search_attributes(bare.service_client, bare.namespace) == tuple(
                 SEARCH_ATTRIBUTES
             )
-            assert await temporal_service.register_search_attributes(bare.service_client, bare.namespace) == ()
+            assert await search_attributes.register_search_attributes(bare.service_client, bare.namespace) == ()
             second = await client.start("desk", "Go.")
             await says(second, agent="desk", status="waiting", pending=1)
             await until_found(client, f"{PENDING_ATTRIBUTE} > 0", [second.id])
@@ -316,7 +317,7 @@ async def _doing(run: Run, what: str) -> bool:
 async def test_an_attribute_of_another_type_is_left_alone(bare: TemporalClient, tmp_path: Path) -> None:
     await add(bare, **{PENDING_ATTRIBUTE: "Keyword", STATUS_ATTRIBUTE: "Keyword"})
     with pytest.raises(RuntimeSetupError, match=f"{PENDING_ATTRIBUTE} is of type Keyword and must be Int"):
-        await temporal_service.register_search_attributes(bare.service_client, bare.namespace)
+        await search_attributes.register_search_attributes(bare.service_client, bare.namespace)
     client = Client(bare, store_url=f"sqlite:///{tmp_path}/store.db", task_queue="q", actor="tests")
     desk = Agent("desk", ScriptedProvider([call("refund", order="a"), "Done."]), tools=[refund])
     async with Worker(client, [desk], drain=1.0):
@@ -339,9 +340,9 @@ async def test_a_start_does_not_fail_for_an_attribute_that_is_gone(bare: Tempora
         later = await client.start("desk", "Go.")
         await later.result()
         await add(bare, **{AGENT_ATTRIBUTE: "Keyword"})
-        await temporal_service.get_search_attributes(bare)
-        temporal_service.forget_search_attributes(bare)
-        assert AGENT_ATTRIBUTE in (await temporal_service.get_search_attributes(bare)).names  # type: ignore[union-attr]  # it can be told here
+        await search_attributes.get_search_attributes(bare)
+        search_attributes.forget_search_attributes(bare)
+        assert AGENT_ATTRIBUTE in (await search_attributes.get_search_attributes(bare)).names  # type: ignore[union-attr]  # it can be told here
         await remove(bare, AGENT_ATTRIBUTE)
         turn = await client.send("desk", "Go.", id="s")
         assert (await turn.result()).content == "Done."
@@ -351,11 +352,11 @@ async def test_a_start_does_not_fail_for_an_attribute_that_is_gone(bare: Tempora
 
 async def test_what_a_namespace_has_can_be_read_from_its_description(bare: TemporalClient) -> None:
     """For servers whose operator service is not for every client."""
-    await temporal_service.register_search_attributes(bare.service_client, bare.namespace)
-    assert await temporal_service._read_aliases(bare.service_client, bare.namespace) == SEARCH_ATTRIBUTES
+    await search_attributes.register_search_attributes(bare.service_client, bare.namespace)
+    assert await search_attributes._read_aliases(bare.service_client, bare.namespace) == SEARCH_ATTRIBUTES
 
 
 async def test_setup_of_a_namespace_that_is_not_there(temporal_address: str) -> None:
     client = await TemporalClient.connect(temporal_address)
     with pytest.raises(RuntimeSetupError, match="there is no namespace 'nowhere'"):
-        await temporal_service.register_search_attributes(client.service_client, "nowhere")
+        await search_attributes.register_search_attributes(client.service_client, "nowhere")

@@ -24,7 +24,7 @@ HEAVY = (
     "asyncpg",
     "genai_prices",
 )
-PARTS = ("client", "workflows", "agent", "worker", "tools", "mcp", "toolsets")
+PARTS = ("client", "workflows", "agent", "worker", "tools", "mcp", "artifacts")
 
 
 def test_no_sdk_and_no_driver_is_loaded() -> None:
@@ -45,7 +45,7 @@ def test_no_sdk_and_no_driver_is_loaded() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     own, loaded = map(json.loads, done.stdout.splitlines())
-    assert sorted(own) == ["perdure", "perdure.lazy_names"]
+    assert sorted(own) == ["perdure", "perdure._lazy"]
     assert loaded == [[step, []] for step in steps]
 
 
@@ -66,11 +66,14 @@ NOT_FOR_A_PROGRAM = (
     *("temporalio.worker", "temporalio.contrib", "temporalio.testing", "httpx", "httpx2", "aiohttp", "http.client"),
     *("sqlite3", "starlette", "jinja2", "typer", "rich", "yaml", "importlib.metadata", "email", "docstring_parser"),
     *("perdure.workflows", "perdure.worker", "perdure.calls", "perdure.embedded.server"),
-    *("perdure.client.pages", "perdure.client.retention", "perdure.client.tokens", "perdure.client.webhooks"),
+    *("perdure.client.pages", "perdure.client.retention", "perdure.client.tokens"),
+    "perdure.client.webhook_subscriptions",
     *("perdure.types.state", "perdure.types.wire", "perdure.types.events", "perdure.loop.decide"),
     *("perdure.ports.store", "perdure.ports.model", "perdure.hooks.dispatch", "perdure.hooks.step"),
     *("perdure.providers.endpoint", "perdure.providers.pricing", "perdure.store.objects", "perdure.client.inbox"),
     *("perdure.client.fork", "perdure.client.schedules", "perdure.agent.xml", "perdure.types.compaction"),
+    *("perdure.local_engine.engine", "perdure.local_engine.on_approval", "perdure.agent.agent_file"),
+    "perdure.temporal.namespaces",
     *("perdure.embedded.address", "perdure.embedded.record", "temporalio.envconfig"),
 )
 NOT_FOR_A_CLIENT = ("perdure.agent", "perdure.providers", "perdure.tools", "perdure.hooks")
@@ -84,8 +87,8 @@ def run_python(code: str) -> Any:
 @pytest.mark.parametrize(
     ("code", "without", "most"),
     [
-        (PROGRAM, NOT_FOR_A_PROGRAM, 74),
-        ("from perdure import Client", (*NOT_FOR_A_PROGRAM, *NOT_FOR_A_CLIENT), 52),
+        (PROGRAM, NOT_FOR_A_PROGRAM, 82),
+        ("from perdure import Client", (*NOT_FOR_A_PROGRAM, *NOT_FOR_A_CLIENT), 56),
     ],
     ids=["program", "client"],
 )
@@ -128,7 +131,7 @@ def test_a_command_loads_its_own_module() -> None:
     printed = subprocess.check_output([sys.executable, "-c", code], text=True)
     at_first, loaded = json.loads(printed.splitlines()[-1])
     assert at_first == []
-    shared = {"lazy_names", "cli", "cli.connection", "cli.options", "cli.output", "errors", "terminal"}
+    shared = {"_lazy", "cli", "cli.connection", "cli.options", "cli.output", "errors", "_terminal"}
     assert set(loaded) == {f"perdure.{name}" for name in {*shared, "cli.list_runs"}}
 
 

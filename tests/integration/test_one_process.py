@@ -15,10 +15,10 @@ from temporalio.common import RawValue
 from temporalio.worker import Worker as TemporalWorker
 
 from perdure import Agent, Client, PerdurePlugin, tool
+from perdure._config import get_shared_task_queue
 from perdure.calls.agents import Agents
-from perdure.config import get_shared_task_queue
 from perdure.errors import ApprovalPendingError, DefinitionError
-from perdure.local_engine import build_agent_queue_name
+from perdure.local_engine.engine import build_agent_queue_name
 from perdure.providers import OpenAIChat, register_provider, registry
 from perdure.testing import ScriptedProvider, call
 from perdure.worker.drain import Drain, RunningActivities

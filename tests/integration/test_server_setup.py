@@ -9,7 +9,7 @@ from temporalio.client import Client
 
 from perdure.embedded.home import Home
 from perdure.embedded.server import ensure_server, stop_server
-from perdure.temporal_service import find_search_attributes
+from perdure.temporal.attributes import find_search_attributes
 from perdure.types.interface import (
     AGENT_ATTRIBUTE,
     PENDING_ATTRIBUTE,

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from perdure import Agent, Client, background, local_engine, tool
+from perdure import Agent, Client, background, tool
 from perdure.client.inbox import PendingCall
 from perdure.client.tasks import background_task
 from perdure.errors import (
@@ -23,6 +23,7 @@ from perdure.errors import (
     ParseError,
     RunNotFoundError,
 )
+from perdure.local_engine import engine as local_engine
 from perdure.ports import Completed, ModelRequest, StreamEvent, TextDelta, ToolCallDelta
 from perdure.testing import ScriptedProvider, call, fail, finish, scripted
 from perdure.types.messages import TextPart

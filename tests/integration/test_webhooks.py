@@ -14,7 +14,7 @@ from temporalio import activity
 from temporalio.client import WorkflowExecutionStatus
 
 from perdure import Agent, Client, Run, tool
-from perdure.client.webhooks import build_delivery_id
+from perdure.client.webhook_subscriptions import build_delivery_id
 from perdure.errors import InvalidInputError, StoreError, WebhookNotFoundError
 from perdure.ports import EventBatch, NewEvent, Store, timestamp
 from perdure.ports.webhooks import WEBHOOK_TARGET, WebhookRow
@@ -23,8 +23,8 @@ from perdure.testing import MemoryStore, ScriptedProvider, call
 from perdure.types.approvals import WaitingCall
 from perdure.types.events import RunEvent
 from perdure.types.run_ids import build_run_id
-from perdure.worker import webhooks as deliveries
-from perdure.worker.webhooks import RunEndRecorder, WebhookActivity, WebhookDispatcher
+from perdure.worker import webhook_delivery as deliveries
+from perdure.worker.webhook_delivery import RunEndRecorder, WebhookActivity, WebhookDispatcher
 from tests.support.engine import Engine
 from tests.support.wait import eventually
 from tests.support.webhooks import Endpoint, serve_endpoint, status

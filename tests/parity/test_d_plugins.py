@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from perdure import Agent, RunContext, ToolContext, Toolset, tool
+from perdure.artifacts import Artifacts
 from perdure.mcp import MCPServer
 from perdure.ports import ListedTool
 from perdure.testing import ScriptedProvider, call
-from perdure.toolsets import Artifacts
 from tests.support.checks import results
 from tests.support.engine import Engine
 from tests.support.mcp import COUNTER, ROOT

@@ -9,9 +9,9 @@ from typing import Any
 from unittest.mock import patch
 
 from perdure import Agent, Limits, Run
+from perdure._encryption import KEYS_VARIABLE
 from perdure.client.audit import audit_caller
 from perdure.context.auth import RunFacts
-from perdure.encryption import KEYS_VARIABLE
 from perdure.testing import ScriptedProvider, call
 from perdure.types.interface import CallerOverride
 from tests.replay.scenarios import scenario

@@ -7,9 +7,9 @@ from functools import partial
 from typing import Any
 
 from perdure import Agent, Run, Toolset
+from perdure.artifacts import Artifacts
 from perdure.ports import ListedTool
 from perdure.testing import ScriptedProvider, call
-from perdure.toolsets import Artifacts
 from perdure.types.approvals import Consent
 from tests.replay.scenarios import TOOLS, _end, scenario
 from tests.support.engine import Engine

@@ -5,9 +5,9 @@ from __future__ import annotations
 from unittest.mock import patch
 
 from perdure import Agent, Run
-from perdure.client.webhooks import build_delivery_id
+from perdure.client.webhook_subscriptions import build_delivery_id
 from perdure.testing import ScriptedProvider
-from perdure.worker import webhooks as deliveries
+from perdure.worker import webhook_delivery as deliveries
 from tests.replay.scenarios import _end, scenario
 from tests.support.engine import Engine
 from tests.support.wait import eventually

@@ -9,7 +9,8 @@ from temporalio.api.workflowservice.v1 import RegisterNamespaceRequest
 from temporalio.client import Client
 from temporalio.service import RPCError
 
-from perdure.temporal_service import ensure_namespace, register_search_attributes
+from perdure.temporal.attributes import register_search_attributes
+from perdure.temporal.namespaces import ensure_namespace
 from tests.support.wait import eventually
 
 

@@ -21,7 +21,7 @@ from temporalio.api.workflowservice.v1 import (
 from temporalio.client import Client as TemporalClient
 from temporalio.service import RPCError, RPCStatusCode
 
-from perdure.temporal_service import register_search_attributes
+from perdure.temporal.attributes import register_search_attributes
 from tests.support.go_programs import VISIBILITY_SCHEMA
 from tests.support.ports import find_free_ports
 from tests.support.postgres import PostgresServer

@@ -2,14 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Iterable, Mapping
+from copy import copy
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, Protocol, TypedDict, assert_type
 
 from pydantic import BaseModel
 
-from perdure import Agent, Client, Response, Run, RunContext, ToolContext, Turn, delegate, hook, load_agent, tool
+from perdure import (
+    Agent,
+    AgentSpec,
+    Client,
+    Response,
+    Run,
+    RunContext,
+    ToolContext,
+    Turn,
+    Worker,
+    delegate,
+    hook,
+    load_agent,
+    local,
+    tool,
+)
 from perdure.contrib.hooks import redact
 from perdure.testing import finish, scripted
 from perdure.workflow import run_agent
@@ -185,6 +201,14 @@ def keeps_lists_of_agents(one: Agent[User, Answer], other: Agent[Any, str]) -> N
     print(agents, wider)
 
 
+def keeps_the_agent_in_its_copies(one: Agent[User, Answer]) -> None:
+    assert_type(one.overridden({"model": "openai:gpt-5-mini"}), Agent[User, Answer])
+    assert_type(one.with_tools("key", lambda: [plain]), Agent[User, Answer])
+    assert_type(copy(one), Agent[User, Answer])
+    assert_type(Agent("a", MODEL).overridden(None), Agent[Any, str])
+    assert_type(Agent("a", MODEL, context=User).overridden(None).call_sync("x"), Response[str])
+
+
 # --- decorators
 
 
@@ -207,9 +231,25 @@ async def keeps_the_functions_under_decorators(ctx: ToolContext[User]) -> None:
     @agent.output_validator
     def of_base(output: BaseModel, ctx: RunContext[Named]) -> None: ...
 
+    @agent.instructions
+    def added(ctx: RunContext[User]) -> str:
+        return ctx.context.name
+
+    @agent.tool
+    def own(ctx: ToolContext[User], x: int) -> str:
+        return ctx.context.name
+
+    @agent.tool(timeout=30)
+    async def timed(x: int) -> str:
+        return str(x)
+
     assert_type(inner(output=Answer(text=""), ctx=ctx), Answer)
     assert_type(await inner_async(Answer(text="")), Answer)
     assert_type(of_base(Answer(text=""), ctx), None)
+    assert_type(added(ctx), str)
+    assert_type(own(ctx, 3), str)
+    assert_type(await timed(3), str)
+    assert_type(agent, Agent[User, Answer])
 
 
 # --- calls and handles
@@ -221,6 +261,7 @@ async def gives_the_output(agent: Agent[User, Answer], client: Client) -> None:
     assert_type((await agent.call("x", context=Admin(name="ana", level=1))).output, Answer)
     assert_type(agent.call_sync("x", context={"name": "ana"}).output, Answer)
     assert_type(agent.stream("x", context=User(name="ana")), AsyncGenerator[str])
+    assert_type(agent.stream_output("x", context={"name": "ana"}), AsyncGenerator[Answer])
     assert_type(agent.read_output({"text": ""}), Answer)
     run = await client.start(agent, "x", id="7", mode="session", context=User(name="ana"))
     assert_type(run, Run[Answer])
@@ -235,6 +276,23 @@ async def gives_the_output(agent: Agent[User, Answer], client: Client) -> None:
     assert_type(client.run("7", agent), Run[Answer])
     await client.schedule(agent, "x", id="daily", every="1d", context=User(name="ana"))
     assert_type(await run_agent(agent, "x"), Response[Answer])
+
+
+async def takes_definitions_of_agents(
+    spec: AgentSpec[User, Answer], one: Agent[User, Answer], other: Agent[Any, str], client: Client
+) -> None:
+    wider: AgentSpec[User, Answer] = one
+    print(wider)
+    assert_type(await client.start(spec, "x", context=User(name="ana")), Run[Answer])
+    assert_type(client.run("7", spec), Run[Answer])
+    assert_type(await run_agent(spec, "x"), Response[Answer])
+    assert_type(spec.overridden(None), AgentSpec[User, Answer])
+    Agent("boss", MODEL, subagents=[spec, other])
+    specs: Iterable[AgentSpec] = [one, other]
+    async with local(specs):
+        pass
+    with scripted(spec, [finish(text="x")], others={spec: ["x"], other: ["x"]}) as script:
+        assert_type(script.send_sync("x", id="7"), Response[Answer])
 
 
 async def gives_what_output_says_by_name(client: Client, name: str, of_user: User) -> None:
@@ -261,6 +319,17 @@ async def takes_what_is_not_typed(client: Client, agent: Agent, run: Run, respon
 def gives_the_output_in_tests(agent: Agent[User, Answer], other: Agent[Any, str]) -> None:
     with scripted(agent, [finish(text="x")], others={other: ["x"]}) as script:
         assert_type(script.send_sync("x", id="7", context=User(name="ana")), Response[Answer])
+        assert_type(agent.call_sync("x"), Response[Answer])
+    with scripted(Agent("a", MODEL), ["x"]) as texts:
+        assert_type(texts.send_sync("x", id="7"), Response[str])
+
+
+async def serves_agents_of_all_types(one: Agent[User, Answer], other: Agent[Any, str], temporal: Client) -> None:
+    async with local([one, other]) as client:
+        assert_type(client, Client)
+        assert_type(await client.start(one, "x"), Run[Answer])
+    worker = Worker(temporal, [one, other, Agent("a", MODEL, output=int)])
+    print(worker)
 
 
 def takes_handles_of_a_narrower_type(run: Run[Answer], turn: Turn[Answer], response: Response[Answer]) -> None:

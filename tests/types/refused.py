@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from perdure import Agent, Client, Response, Run, RunContext, ToolContext, hook, tool
+from perdure import Agent, AgentSpec, Client, Response, Run, RunContext, ToolContext, hook, tool
 from perdure.testing import finish, scripted
 from perdure.workflow import run_agent
 
@@ -131,6 +131,13 @@ async def another_context_at_a_call(agent: Agent[User, Answer], client: Client) 
     await client.start(agent, "x", context=Other(size=3))  # E: misc, reportCallIssue
     await client.send(agent, "x", id="7", context=Other(size=3))  # E: misc, reportCallIssue
     await client.schedule(agent, "x", id="daily", every=5, context=Other(size=3))  # E: misc, reportArgumentType
+
+
+def definitions_are_not_called(spec: AgentSpec[User, Answer], agent: Agent[User, Answer]) -> None:
+    spec.call_sync("x")  # E: attr-defined, reportAttributeAccessIssue
+    callable_here: Agent[User, Answer] = spec  # E: assignment, reportAssignmentType
+    other: AgentSpec[User, Other] = agent  # E: assignment, reportAssignmentType
+    print(callable_here, other)
 
 
 async def output_of_another_type(agent: Agent[User, Answer], client: Client) -> None:

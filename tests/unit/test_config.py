@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from perdure.config import get_outbox
+from perdure._config import get_outbox
 from perdure.errors import RuntimeSetupError
 from perdure.store import open_store
 

@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from temporalio.client import Client as TemporalClient
 
+from perdure._encryption import AUTH_BYTES, KEY_BYTES, KEYS_VARIABLE, EncryptionKey, KeyRing, seal_auth
 from perdure.context.auth import AuthContext
 from perdure.embedded.home import Home
 from perdure.embedded.record import ServerInfo, write_record
-from perdure.encryption import AUTH_BYTES, KEY_BYTES, KEYS_VARIABLE, EncryptionKey, KeyRing, seal_auth
 from perdure.errors import AuthContextError, AuthContextUnavailableError, InvalidInputError, RuntimeSetupError
 from perdure.types.interface import AUTH_TOKEN_CHARS, is_auth_token
 

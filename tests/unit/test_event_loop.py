@@ -7,8 +7,8 @@ import importlib.util
 
 import pytest
 
+from perdure._event_loop import find_loop_factory, run_event_loop
 from perdure.errors import RuntimeSetupError
-from perdure.event_loop import find_loop_factory, run_event_loop
 
 pytest.importorskip("uvloop", reason="not on this platform")
 

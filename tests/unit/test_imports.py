@@ -25,6 +25,7 @@ import perdure.types
 PUBLIC = [
     "Abort",
     "Agent",
+    "AgentSpec",
     "Approval",
     "Client",
     "ClientTool",
@@ -148,7 +149,7 @@ def test_two_threads_that_are_the_first_to_use_names_of_a_package(
 ) -> None:
     (tmp_path / "lazy_demo/parts").mkdir(parents=True)
     (tmp_path / "lazy_demo/__init__.py").write_text(
-        "from perdure.lazy_names import NameLoader\n"
+        "from perdure._lazy import NameLoader\n"
         "__getattr__ = NameLoader(__name__, {'.parts': 'whole', '.parts.one': 'part'})\n"
     )
     (tmp_path / "lazy_demo/parts/__init__.py").write_text("from .one import part\nwhole = [part]\n")

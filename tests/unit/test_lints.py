@@ -189,6 +189,52 @@ def test_small_modules(tmp_path: Path, path: str, source: str, importers: int, r
     assert says in result.stdout if refused else not result.stdout
 
 
+LOADER = (
+    "from ._lazy import NameLoader\nNAMES = {'.engine': 'local', '.other': 'one two'}\nload = NameLoader('p', NAMES)\n"
+)
+IN_PLACE = "__getattr__ = NameLoader(__name__, {'.engine': 'local'})\n"
+
+
+@pytest.mark.parametrize(
+    ("modules", "refused"),
+    [
+        ({"__init__.py": LOADER, "_engine.py": "", "local_engine/__init__.py": ""}, None),
+        ({"__init__.py": LOADER, "local/__init__.py": ""}, "local: error: {0}.local is a name that the package offers"),
+        (
+            {"__init__.py": LOADER, "_x.py": "", "two.py": ""},
+            "two.py: error: {0}.two is a name that the package offers",
+        ),
+        ({"hooks/__init__.py": IN_PLACE, "hooks/local.py": ""}, "local.py: error: {0}.hooks.local is a name"),
+        ({"hooks/__init__.py": "from .local import local\n", "hooks/local.py": ""}, None),
+        ({"terminal.py": ""}, "terminal.py: error: no page under docs imports from {0}.terminal: call it _terminal.py"),
+        ({"errors.py": ""}, None),
+    ],
+)
+def test_names_of_modules(tmp_path: Path, modules: dict[str, str], refused: str | None) -> None:
+    package = write_package(tmp_path, modules)
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs/page.md").write_text(
+        f"    from {package.name}.errors import X\n\nThe logger `{package.name}.terminal`.\n"
+    )
+    result = lint("lint_module_names.py", package)
+    assert result.returncode == (refused is not None)
+    assert refused.format(package.name) in result.stdout if refused else not result.stdout
+
+
+def test_a_facade_may_be_longer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, lines in (("client.py", 800), ("other.py", 601)):
+        path = Path("perdure/client", name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("x = 1\n" * lines)
+    assert lint("lint_lengths.py", Path("perdure")).stdout == (
+        "perdure/client/other.py: error: file has 601 lines (limit 600)\n"
+    )
+    path = Path("perdure/client/client.py")
+    path.write_text("x = 1\n" * 801)
+    assert lint("lint_lengths.py", path).stdout == f"{path}: error: file has 801 lines (limit 800)\n"
+
+
 CYCLES = {
     "run": ({"a.py": "from . import b\n", "b.py": "from .a import x\n"}, "{0}.a -> {0}.b -> {0}.a"),
     "type": (

@@ -11,9 +11,10 @@ import httpx
 import pytest
 
 from perdure import Agent, Client, Message
+from perdure._webhook_wire import WebhookTask
 from perdure.client.message_content import check_file_urls
 from perdure.client.schedules import list_schedule_ids
-from perdure.client.webhooks import build_delivery_id, start_delivery
+from perdure.client.webhook_subscriptions import build_delivery_id, start_delivery
 from perdure.errors import InvalidInputError
 from perdure.testing import ScriptedProvider
 from perdure.types.interface import WEBHOOK_WORKFLOW_TYPE, WORKFLOW_TYPE
@@ -21,7 +22,6 @@ from perdure.types.messages import File
 from perdure.web.app import WebOptions, create_app
 from perdure.web.auth import ROLES, Caller
 from perdure.web.limits import WebLimits
-from perdure.webhooks import WebhookTask
 from tests.support.engine import Engine
 from tests.support.wait import eventually
 from tests.support.web import ADA, NamedCallers, make_caller, serve

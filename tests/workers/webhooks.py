@@ -9,7 +9,7 @@ from perdure import Agent, tool
 from perdure.ports import ModelRequest
 from perdure.ports.test_seams import Point
 from perdure.testing import ScriptedProvider, call, kill_at
-from perdure.worker import webhooks as deliveries
+from perdure.worker import webhook_delivery as deliveries
 from tests.support.engine import run_worker
 
 

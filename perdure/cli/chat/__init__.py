@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ..._terminal import print_line
 from ...errors import InvalidInputError
-from ...terminal import print_line
 from ..connection import ActorStoreOptions, ServerOptions
 from ..options import (
     AgentArgument,

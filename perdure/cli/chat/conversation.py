@@ -10,9 +10,9 @@ import uuid
 from collections.abc import AsyncIterator, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from ..._terminal import print_line, print_text
 from ...client.decisions import RunWait
 from ...errors import InvalidInputError, PerdureError, RunNotFoundError, RunStuckError
-from ...terminal import print_line, print_text
 from ..options import build_content
 from ..output import OutputOptions, get_answer_text, print_error
 from ..run import show_activity, wait_for_delivery
@@ -20,7 +20,7 @@ from ..show import RunDetails, read_run_details
 from .requests import AnswerEntry, ApprovalEntry
 
 if TYPE_CHECKING:
-    from ...agent.agent import Agent
+    from ...agent.spec import AgentSpec
     from ...client.client import Client
     from ...client.turn import Turn
     from ...types.approvals import DecidedApproval
@@ -109,7 +109,7 @@ class ChatSession:
     """Opens the conversation with the first message, or goes on with the one of that id."""
 
     def __init__(
-        self, client: Client, agent: str | Agent, id: str, opening: dict[str, Any], files: Sequence[File] = ()
+        self, client: Client, agent: str | AgentSpec, id: str, opening: dict[str, Any], files: Sequence[File] = ()
     ) -> None:
         self.agent_name = agent if isinstance(agent, str) else agent.name
         self.run = client.run(id)

@@ -9,9 +9,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ..._terminal import escape_line, style_text, truncate_text
 from ...client.decisions import RunWait
 from ...errors import InvalidInputError
-from ...terminal import escape_line, style_text, truncate_text
 from ..mcp import build_login_command
 from ..output import format_call
 from ..show import format_past_decision

@@ -24,9 +24,9 @@ from prompt_toolkit.input.vt100 import Vt100Input
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from prompt_toolkit.styles import Style
 
+from ..._terminal import escape_line, print_line, style_text
 from ...embedded.home import current_home, open_private
 from ...errors import InvalidInputError, NoWorkerError, PerdureError
-from ...terminal import escape_line, print_line, style_text
 from ..events import format_event, format_subagent_path
 from ..output import format_call, format_conversation, get_answer_text, print_error, translate_hint
 from ..run import STATUS_POLL_SECONDS

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ..._terminal import print_line, print_text, style_text
 from ...errors import InvalidInputError, RunError
-from ...terminal import print_line, print_text, style_text
 from ..connection import ServerOptions, find_ui_url, get_server_address, open_client
 from ..output import INTERRUPTED, format_conversation
 
@@ -60,7 +60,7 @@ def demo(
 
 async def _run_demo(server: ServerOptions, folder: Path, question: str, model: str, keep: bool) -> bool:
     """Whether all claims held."""
-    from ... import config
+    from ... import _config as config
     from .scenario import DEMO_MODEL, DemoProcesses
 
     task = asyncio.current_task()

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+from ..._terminal import print_line, style_text, truncate_text
 from ...embedded.process import ChildProcess
 from ...errors import RuntimeSetupError
-from ...terminal import print_line, style_text, truncate_text
 from ...types.wire import MODEL_ACTIVITY, TOOL_ACTIVITY_PREFIX
 from ..connection import list_worker_arguments
 from ..output import format_call

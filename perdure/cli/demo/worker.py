@@ -13,10 +13,10 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from ...agent.agent import Agent
+from ..._terminal import truncate_text
+from ...agent.spec import AgentSpec
 from ...embedded.process import call_when_orphaned, report_to_parent
 from ...errors import PerdureError
-from ...terminal import truncate_text
 from ...tools import tool
 from ..agent_loader import AgentModule
 from ..connection import StoreOptions, open_client
@@ -164,12 +164,12 @@ only then answer, in a few sentences, naming the files and lines that your answe
 Paths are relative to the folder."""
 
 
-def build_reader_agent(folder: Path, model: str) -> Agent:
+def build_reader_agent(folder: Path, model: str) -> AgentSpec:
     """The agent over ``folder``. Its tools only read, so a call that a crash cut short may simply run again."""
     files = Folder(folder)
     methods = (files.list_files, files.search, files.read_file, files.count_lines)
     tools = [tool(method, idempotent=True, timeout=30) for method in methods]
-    return Agent(AGENT_NAME, model, instructions=INSTRUCTIONS, tools=tools)
+    return AgentSpec(AGENT_NAME, model, instructions=INSTRUCTIONS, tools=tools)
 
 
 async def main(folder: str, model: str, queue: str, address: str, namespace: str, store: str) -> None:

@@ -16,8 +16,8 @@ from typing import Any, TypeVar
 import httpx2
 
 from perdure import ToolContext
+from perdure._encryption import IN_PROCESS_ADDRESS
 from perdure.context.run_context import QuestionSuspension
-from perdure.encryption import IN_PROCESS_ADDRESS
 from perdure.errors import PerdureError
 from perdure.mcp import ClientCredentials, MCPServer, OAuth
 from perdure.mcp.grants import build_grant_key, build_grant_row, open_grant

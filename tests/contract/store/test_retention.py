@@ -17,6 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from perdure.artifacts import build_artifact_namespace
 from perdure.calls.reply_cache import build_reply_namespace
 from perdure.client.retention import Collector, ExecutionState, GarbageReport
 from perdure.errors import TranscriptCorruptedError
@@ -29,7 +30,6 @@ from perdure.store.retention import OTHER_TABLES, RUN_TABLES, delete_nodes, dele
 from perdure.store.schema import TABLES
 from perdure.store.sqlite import SqliteStore
 from perdure.testing.store import MemoryStore
-from perdure.toolsets import build_artifact_namespace
 from perdure.types.events import LimitReached, ToolCompleted
 from perdure.types.messages import FilePart, Message, Replaced
 from perdure.types.subagents import Lineage, PathStep

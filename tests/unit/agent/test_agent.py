@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import pytest
 
-from perdure import Agent, Compaction, HookSet, Limits, Toolset, hook, tool
+from perdure import Agent, AgentSpec, Compaction, HookSet, Limits, Toolset, hook, load_agent, tool
 from perdure.calls.agents import Agents
 from perdure.contrib.hooks import auto_summarise
 from perdure.errors import AgentNotFoundError, DefinitionError, SettingsError
@@ -129,6 +130,16 @@ def test_an_agent_that_is_right() -> None:
     assert agent.model == MODEL
     assert repr(agent) == "<Agent a on openai:gpt-5>"
     assert [one.name for one in agent.toolbox] == ["search"]
+
+
+def test_an_agent_is_a_definition_that_can_be_called() -> None:
+    """Its constructor is the definition's, so that `help(Agent)` has every argument; its copies can be called, too."""
+    assert inspect.signature(Agent) == inspect.signature(AgentSpec)
+    assert "output_validators" in inspect.signature(Agent).parameters
+    agent = Agent("a", MODEL)
+    assert {type(one) for one in (agent.overridden({"max_iterations": 3}), agent.with_tools("x", list))} == {Agent}
+    assert type(load_agent({"name": "a", "model": MODEL})) is Agent
+    assert not hasattr(AgentSpec("a", MODEL), "call")
 
 
 # --- a worker's agents

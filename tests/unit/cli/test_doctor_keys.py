@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from perdure._encryption import KEY_BYTES, KEYS_VARIABLE
 from perdure.cli import app
-from perdure.encryption import KEY_BYTES, KEYS_VARIABLE
 
 SECRET = base64.b64encode(b"s" * KEY_BYTES).decode()
 

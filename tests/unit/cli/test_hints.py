@@ -26,10 +26,9 @@ from perdure.workflows.agent import AgentWorkflow
 
 HANDLERS = workflow._Definition.must_from_class(AgentWorkflow)
 PACKAGE = Path(perdure.__file__).parent
-SHOWN = ("client", "store", "loop", "temporal_service.py", "embedded")
+SHOWN = ("client", "store", "loop", "temporal", "embedded")
 """Where errors are raised that a command shows as they are. Those of agents' definitions are about Python code."""
-NO_AUTH, NO_CALL = "no command sends an auth_context", "no command calls an agent"
-STAYS_OPEN, ON_APPROVAL = "The run stays open: perdure", '. on_approval="wait" waits for that, '
+NO_AUTH = "no command sends an auth_context"
 PYTHON_ONLY = {
     "Give an auth_ref, which the worker resolves at each run: Worker(resolve_auth=…).": NO_AUTH,
     'For instance id="user-7".': "`perdure send` requires its argument",
@@ -38,8 +37,6 @@ PYTHON_ONLY = {
     "Give messages, a Run, a Response, or a head (64 hexadecimal digits); of a run: client.run(id).": "no --history",
     'For instance [Message.user("hi"), Message.assistant("Hello.")].': "no --history",
     "Give its bytes: File(data).": "no --history",
-    f'{STAYS_OPEN} approve , or deny{ON_APPROVAL}"approve" or a function decides.': NO_CALL,
-    f'{STAYS_OPEN} answer  …{ON_APPROVAL}"prompt" asks on the terminal, a function returns the answer.': NO_CALL,
     "Give JSON as json.dumps(…).": "--result takes text",
     "It is event.seq; int(…) converts a header's or a file's text.": "--after takes a number",
     'Send {"by": "<name>", "reason": "<text>"}, or nothing.': "a signal, whose sender gets no error",
@@ -49,7 +46,7 @@ PYTHON_ONLY = {
 """Whole hints that no command shows, each with the reason."""
 REQUESTS = sorted(name for name in (*HANDLERS.updates, *HANDLERS.signals, *HANDLERS.queries) if name and "_" in name)
 ARGUMENT = re.compile(
-    rf"\b[a-z_]+=(…|[\"'\d])|await |: by\.|\w\(|\bclient\.|`status`|`hash`|Send \{{|{'|'.join(REQUESTS)}"
+    rf"\b[a-z_]+=(…|[\"'\d])|await |: by\.|\w\(|\bclient\.\w|`status`|`hash`|Send \{{|{'|'.join(REQUESTS)}"
 )
 
 

@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import perdure.cli
+from perdure._terminal import LogFormatter, print_json, print_line, print_text, render_text, style_text
 from perdure.errors import RunError
-from perdure.terminal import LogFormatter, print_json, print_line, print_text, render_text, style_text
 from tests.support.checks import steers
 
 HOSTILE = "\x1b[2J\x1b]0;title\x07\x9b31m\u202e\u2066\ud800\r\x00\x7f"
@@ -75,7 +75,7 @@ def test_an_error_from_outside_cannot_add_a_hint(capsys: pytest.CaptureFixture[s
 
 
 def past(tree: ast.AST) -> Iterator[int]:
-    """Lines that write to the terminal without :mod:`perdure.terminal`."""
+    """Lines that write to the terminal without :mod:`perdure._terminal`."""
     for node in ast.walk(tree):
         if not isinstance(node, ast.Call):
             continue

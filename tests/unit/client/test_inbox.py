@@ -9,7 +9,7 @@ from temporalio.client import WorkflowExecution
 from temporalio.common import TypedSearchAttributes
 
 from perdure.client.inbox import read_pending_memo
-from perdure.temporal_service import build_search_attributes
+from perdure.temporal.attributes import build_search_attributes
 from perdure.types.interface import AGENT_ATTRIBUTE, PENDING_ATTRIBUTE, WAITING_MEMO
 
 ONE = {"kind": "approval", "call_id": "c", "name": "pay", "hash": "h", "arguments": {"a": None}}

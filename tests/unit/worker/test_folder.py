@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from perdure import Agent, tool
-from perdure.agent.agent_file import load_agent
+from perdure.agent.agent_file import load_spec
 from perdure.calls.agents import Agents
 from perdure.errors import AgentNotFoundError, DefinitionError, InvalidInputError
 from perdure.worker import agent_folder as folder_module
@@ -177,12 +177,13 @@ async def test_a_file_that_takes_its_time_to_read_does_not_stop_the_worker(
     """1 MB of YAML takes 15 s, and heartbeats are due every 5."""
     turned, loop = threading.Event(), asyncio.get_running_loop()
 
-    def slow(path: Path, **given: Any) -> Agent:
+    def slow(path: Path, make: Any, **given: Any) -> Agent:
         loop.call_soon_threadsafe(turned.set)
         assert turned.wait(10), "the worker's loop stands still"
-        return load_agent(path, **given)
+        loaded: Agent = load_spec(path, make, **given)
+        return loaded
 
-    monkeypatch.setattr("perdure.worker.agent_folder.load_agent", slow)
+    monkeypatch.setattr("perdure.worker.agent_folder.load_spec", slow)
     async with folder.open():
         folder.write("one.json", instructions="1")
         await folder.serves(one="1")
@@ -191,12 +192,13 @@ async def test_a_file_that_takes_its_time_to_read_does_not_stop_the_worker(
 async def test_what_nobody_expected_of_one_file_leaves_the_others(
     folder: Folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def load(path: Path, **given: Any) -> Agent:
+    def load(path: Path, make: Any, **given: Any) -> Agent:
         if path.name == "a.json":
             raise RecursionError("too deep")
-        return load_agent(path, **given)
+        loaded: Agent = load_spec(path, make, **given)
+        return loaded
 
-    monkeypatch.setattr("perdure.worker.agent_folder.load_agent", load)
+    monkeypatch.setattr("perdure.worker.agent_folder.load_spec", load)
     folder.write("a.json", instructions="a")
     folder.write("b.json", instructions="b")
     folder.open()

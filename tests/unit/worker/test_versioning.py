@@ -11,8 +11,7 @@ from temporalio.common import VersioningBehavior, WorkerDeploymentVersion
 from temporalio.worker import WorkerConfig, WorkerDeploymentConfig
 from temporalio.workflow import _Definition
 
-from perdure import Agent, PerdurePlugin
-from perdure.agent.agent_file import load_agent
+from perdure import Agent, PerdurePlugin, load_agent
 from perdure.agent.definition import describe_agent
 from perdure.calls.agents import Agents
 from perdure.cli.worker import read_version

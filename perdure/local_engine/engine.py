@@ -13,20 +13,20 @@ from pathlib import Path
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
-from . import config
-from .agent.agent import Agent
-from .client.client import Client
-from .client.on_approval import ApprovalHandler, check_on_approval
-from .client.run import NO_WORKER_SECONDS, Run
-from .client.tasks import background_task, wait_beside
-from .client.visibility import quote_literal
-from .errors import ApprovalPendingError, InvalidInputError, NoWorkerError, PerdureError, RunClosedError
-from .event_loop import run_event_loop
-from .ports.test_seams import find_fake_server
-from .tools import Tool
-from .types.interface import OutputT, Response
-from .types.messages import MessageInput
-from .worker import Lifespan, Worker
+from .. import _config as config
+from .._event_loop import run_event_loop
+from ..agent.spec import AgentSpec
+from ..client.client import Client
+from ..client.run import NO_WORKER_SECONDS, Run
+from ..client.tasks import background_task, wait_beside
+from ..client.visibility import quote_literal
+from ..errors import ApprovalPendingError, InvalidInputError, NoWorkerError, PerdureError, RunClosedError
+from ..ports.test_seams import find_fake_server
+from ..tools import Tool
+from ..types.interface import OutputT, Response
+from ..types.messages import MessageInput
+from ..worker import Lifespan, Worker
+from .on_approval import ApprovalHandler, check_on_approval
 
 T = TypeVar("T")
 
@@ -41,7 +41,7 @@ _TERMINATE_SECONDS = 2.0
 
 @asynccontextmanager
 async def local(
-    agents: Iterable[Agent],
+    agents: Iterable[AgentSpec],
     *,
     task_queue: str | None = None,
     lifespan: Lifespan | None = None,
@@ -53,7 +53,7 @@ async def local(
     ``PERDURE_TASK_QUEUE``, else this program's own, so that two programs on one machine do not take each other's runs.
     All workers of one queue must have the same agents: open one block for all agents, or give each block a queue.
     """
-    agents = agents if isinstance(agents, Agent) else list(agents)  # the worker refuses a single agent
+    agents = agents if isinstance(agents, AgentSpec) else list(agents)  # the worker refuses a single agent
     if (server := find_fake_server(agents)) is not None:
         async with server as client:
             yield client
@@ -95,7 +95,7 @@ class _CallEngine:
     it up: all objects of that name that call with ids at the same time must be the same agent.
     """
 
-    def __init__(self, agent: Agent, queue: str, forget: Callable[[], object]) -> None:
+    def __init__(self, agent: AgentSpec, queue: str, forget: Callable[[], object]) -> None:
         """``forget`` is called when no call waits for its answer any more: the next call gets another engine."""
         self.client: asyncio.Future[Client] = asyncio.get_running_loop().create_future()
         self._forget = forget
@@ -109,7 +109,7 @@ class _CallEngine:
         self.serving: asyncio.Task[None] = loop.create_task(self._serve(agent, queue), context=context)
         self.serving.add_done_callback(self._end_waits_for_client)
 
-    async def _serve(self, agent: Agent, queue: str) -> None:
+    async def _serve(self, agent: AgentSpec, queue: str) -> None:
         async with local([agent], task_queue=queue) as client:
             self.client.set_result(client)
             await self._is_unused.wait()
@@ -161,7 +161,7 @@ _closing_runs: WeakKeyDictionary[Client, set[asyncio.Future[None]]] = WeakKeyDic
 
 @asynccontextmanager
 async def _serve_call(
-    agent: Agent, queue: str | None
+    agent: AgentSpec, queue: str | None
 ) -> AsyncIterator[tuple[Client, Callable[[], object], asyncio.Future[None] | None]]:
     """Serve a call of ``agent`` on task queue ``queue``, None for one that only its engine polls. Yields a client; a
     function to call when the call is abandoned; and the task that serves, None for a test's server."""
@@ -188,7 +188,7 @@ async def _serve_call(
 
 
 async def call_agent(
-    agent: Agent[Any, OutputT],
+    agent: AgentSpec[Any, OutputT],
     message: MessageInput,
     id: str | None,
     client: Client | None,
@@ -201,14 +201,14 @@ async def call_agent(
 
 
 def stream_agent(
-    agent: Agent, message: MessageInput, id: str | None, client: Client | None, on_approval: Any, **options: Any
+    agent: AgentSpec, message: MessageInput, id: str | None, client: Client | None, on_approval: Any, **options: Any
 ) -> AsyncGenerator[str]:
     """See ``Agent.stream``; ``options`` are those of ``Client.start``."""
     return _stream_run(Run.stream, agent, message, id, client, on_approval, options)
 
 
 def stream_agent_output(
-    agent: Agent, message: MessageInput, id: str | None, client: Client | None, on_approval: Any, **options: Any
+    agent: AgentSpec, message: MessageInput, id: str | None, client: Client | None, on_approval: Any, **options: Any
 ) -> AsyncGenerator[Any]:
     """See ``Agent.stream_output``; ``options`` are those of ``Client.start``."""
     return _stream_run(Run.stream_output, agent, message, id, client, on_approval, options)
@@ -221,7 +221,7 @@ _LAST_ITEM_SECONDS = 0.5
 
 async def _stream_run(
     read: Callable[[Run], AsyncGenerator[T]],
-    agent: Agent,
+    agent: AgentSpec,
     message: MessageInput,
     id: str | None,
     client: Client | None,
@@ -243,7 +243,7 @@ async def _stream_run(
 
 @asynccontextmanager
 async def _start_run(
-    agent: Agent[Any, OutputT],
+    agent: AgentSpec[Any, OutputT],
     message: Any,
     id: str | None,
     client: Client | None,

@@ -14,7 +14,7 @@ from temporalio.client import Client as TemporalClient
 from temporalio.client import WorkflowFailureError, WorkflowUpdateFailedError
 from temporalio.service import RPCError, RPCStatusCode
 
-from .errors import (
+from ..errors import (
     LIST_HINT,
     InvalidInputError,
     PerdureError,

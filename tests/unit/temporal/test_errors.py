@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from temporalio.service import RPCStatusCode
 
-from perdure.temporal_errors import REFUSALS, Refusal, classify_rpc_error
+from perdure.temporal.errors import REFUSALS, Refusal, classify_rpc_error
 from perdure.testing.fake_service import build_rpc_error
 
 S = RPCStatusCode

@@ -21,8 +21,21 @@ from temporalio.common import WorkflowIDReusePolicy
 from temporalio.exceptions import WorkflowAlreadyStartedError
 from temporalio.service import RPCError, RPCStatusCode
 
-from .. import config
-from ..encryption import KeyRing
+from .. import _config as config
+from .._encryption import KeyRing
+from .._webhook_wire import (
+    PING,
+    WEBHOOK_TYPES,
+    AllowList,
+    Resolve,
+    WebhookTask,
+    check_secret,
+    find_addresses,
+    generate_secret,
+    matches_types,
+    parse_webhook_url,
+    resolve_host,
+)
 from ..errors import (
     AuthContextError,
     InvalidInputError,
@@ -36,24 +49,11 @@ from ..ports import Store
 from ..ports.store import format_utc_now
 from ..ports.surfaces import add_seconds
 from ..ports.webhooks import DeliveryRow, DeliveryState, RowCursor, WebhookRow
-from ..temporal_errors import translate_rpc_error
+from ..temporal.errors import translate_rpc_error
 from ..types.interface import WEBHOOK_WORKFLOW_TYPE
 from ..types.limits import parse_seconds
 from ..types.messages import NAME_CHARS, RUN_ID_CHARS, clean_text
 from ..types.run_ids import RUN_ID_BYTES
-from ..webhooks import (
-    PING,
-    WEBHOOK_TYPES,
-    AllowList,
-    Resolve,
-    WebhookTask,
-    check_secret,
-    find_addresses,
-    generate_secret,
-    matches_types,
-    parse_webhook_url,
-    resolve_host,
-)
 from .audit import audit_steering
 from .handles import ClientHandle
 

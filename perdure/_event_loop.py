@@ -11,7 +11,7 @@ import importlib.util
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
-from . import config
+from . import _config as config
 
 T = TypeVar("T")
 

@@ -14,7 +14,11 @@ from contextlib import suppress
 from datetime import datetime
 from typing import Any, Literal
 
-from ..agent.agent import Agent
+from .._terminal import escape_line
+from ..agent.spec import AgentSpec
+from ..client.inbox import PendingCall, list_pending_calls_of_run
+from ..client.run import Run
+from ..client.tasks import background_task
 from ..errors import (
     ApprovalDecidedError,
     ApprovalExpiredError,
@@ -26,12 +30,8 @@ from ..errors import (
     ServerUnreachableError,
     StoreError,
 )
-from ..terminal import escape_line
 from ..tools import CallbackTool, SubagentTool
 from ..types.forms import find_form_mismatch
-from .inbox import PendingCall, list_pending_calls_of_run
-from .run import Run
-from .tasks import background_task
 
 OnApproval = Literal["prompt", "raise", "wait", "approve"] | Callable[[PendingCall], Any]
 """A function, sync or async, that takes a pending call: True approves, False denies, None leaves it pending. For a
@@ -132,7 +132,7 @@ def check_on_approval(on_approval: Any) -> OnApproval:
 class ApprovalHandler:
     """Decides the pending calls of ``run``, beside what the client waits for."""
 
-    def __init__(self, run: Run, agent: Agent, on_approval: OnApproval) -> None:
+    def __init__(self, run: Run, agent: AgentSpec, on_approval: OnApproval) -> None:
         self._run = run
         self._on_approval = on_approval
         self._decided: set[tuple[str, datetime | None]] = set()
@@ -187,7 +187,7 @@ class ApprovalHandler:
                 raise InvalidInputError(f"on_approval returned {decision!r:.100}", hint=hint)
 
 
-def _can_agent_wait(agent: Agent) -> bool:
+def _can_agent_wait(agent: AgentSpec) -> bool:
     """Whether a call of ``agent`` may wait for a person: a tool that takes the context may ask a question."""
     if agent.approvals or agent.subagents or agent.hooks.on("on_iteration"):  # a branch's calls may wait
         return True

@@ -22,23 +22,8 @@ from temporalio.client import WorkflowExecution
 from temporalio.exceptions import ApplicationError
 from temporalio.service import RPCError
 
-from .. import config
-from ..calls.heartbeat import Heartbeat, get_attempt_value, set_attempt_value
-from ..client.client import Client
-from ..client.deferred_decisions import DecisionSender
-from ..client.follow import record_run_end
-from ..client.pages import gather_bounded
-from ..client.visibility import RUNS_QUERY, list_executions
-from ..client.webhooks import build_delivery_id, build_message_id, label_task, open_secrets, start_delivery
-from ..errors import InvalidInputError, RunNotFoundError, ServerUnreachableError, StoreError, StoreMismatchError
-from ..ports import Store, timestamp
-from ..ports.surfaces import OutboxRow, add_seconds
-from ..ports.test_seams import reach_point
-from ..ports.webhooks import WEBHOOK_TARGET, DeliveryRow, WebhookRow
-from ..types.events import Event, RunEvent, TurnEvent, decode_event
-from ..types.interface import LABELS
-from ..types.messages import clean_text
-from ..webhooks import (
+from .. import _config as config
+from .._webhook_wire import (
     PING,
     REQUEST_SECONDS,
     AllowList,
@@ -55,9 +40,24 @@ from ..webhooks import (
     post_webhook,
     resolve_host,
 )
+from ..calls.heartbeat import Heartbeat, get_attempt_value, set_attempt_value
+from ..client.client import Client
+from ..client.deferred_decisions import DecisionSender
+from ..client.follow import record_run_end
+from ..client.pages import gather_bounded
+from ..client.visibility import RUNS_QUERY, list_executions
+from ..client.webhook_subscriptions import build_delivery_id, build_message_id, label_task, open_secrets, start_delivery
+from ..errors import InvalidInputError, RunNotFoundError, ServerUnreachableError, StoreError, StoreMismatchError
+from ..ports import Store, timestamp
+from ..ports.surfaces import OutboxRow, add_seconds
+from ..ports.test_seams import reach_point
+from ..ports.webhooks import WEBHOOK_TARGET, DeliveryRow, WebhookRow
+from ..types.events import Event, RunEvent, TurnEvent, decode_event
+from ..types.interface import LABELS
+from ..types.messages import clean_text
 from ..workflows.webhook import WEBHOOK_ACTIVITY
 
-logger = logging.getLogger("perdure.worker.webhooks")
+logger = logging.getLogger("perdure.worker.webhook_delivery")
 
 MINUTE, HOUR = 60.0, 3600.0
 RETRY_SECONDS: tuple[float, ...] = (

@@ -9,10 +9,7 @@ from typing import Any
 
 import pytest
 
-from perdure.errors import InvalidInputError
-from perdure.types.events import ApprovalRequested, Event, RunEvent, TurnEvent
-from perdure.types.subagents import PathStep
-from perdure.webhooks import (
+from perdure._webhook_wire import (
     BODY_BYTES,
     WEBHOOK_TYPES,
     AllowList,
@@ -26,6 +23,9 @@ from perdure.webhooks import (
     parse_webhook_url,
     sign_webhook,
 )
+from perdure.errors import InvalidInputError
+from perdure.types.events import ApprovalRequested, Event, RunEvent, TurnEvent
+from perdure.types.subagents import PathStep
 
 TASK = WebhookTask(
     webhook_id="w", message_id="m", type="approval.requested", stream="c", agent="support", tenant="acme"

@@ -1,17 +1,18 @@
-"""``Agent``: a name, a model, instructions and tools. Its whole definition is checked when it is made."""
+"""``AgentSpec``: a name, a model, instructions and tools. The whole definition is checked when it is made.
+
+``Agent``, which can also be called, is :class:`perdure.local_engine.agent.Agent`.
+"""
 
 from __future__ import annotations
 
 import copy
 import json
 import threading
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from types import UnionType
-from typing import TYPE_CHECKING, Any, Self, overload
+from typing import TYPE_CHECKING, Any, Self
 
 from pydantic import ValidationError
-from typing_extensions import Unpack
 
 from ..context.run_context import ContextT
 from ..errors import DefinitionError, InvalidInputError
@@ -35,7 +36,6 @@ from .overrides import (
 )
 from .validation import (
     DEFAULT_PARSE_RETRIES,
-    AgentOptions,
     check_function_types,
     check_model_settings,
     check_prices,
@@ -60,16 +60,8 @@ from .validation import (
 )
 
 if TYPE_CHECKING:
-    from typing import _SpecialForm  # what Literal[…] is to mypy
-
-    from ..client.client import Client
-    from ..client.on_approval import OnApproval
-    from ..client.start import History
     from ..ports import Provider, Toolset, ToolSpec
-    from ..tools.tool import Function, TakesAnyContext
     from ..types.compaction import Compaction
-    from ..types.interface import Response
-    from ..types.messages import MessageInput
 
 Instruction = str | Callable[[RunContext[ContextT]], Any]
 Instructions = Instruction[ContextT] | Sequence[Instruction[ContextT]] | None
@@ -79,35 +71,11 @@ _copies_lock = threading.Lock()
 _MAX_CACHED_COPIES = 64  # overridden ones of an agent: overrides come from outside
 
 
-class Agent(AgentDecorators[ContextT, OutputT]):
-    """A model with instructions and tools, under a name by which workers and clients refer to it.
+class AgentSpec(AgentDecorators[ContextT, OutputT]):
+    """The definition of an agent: what workers serve, and what clients and tests take. An ``Agent`` is an ``AgentSpec``
+    that can also be called on this machine; its page says what the arguments mean.
 
-    ``model`` is ``"<provider>:<model>"`` or a ``Provider`` object, or a list of them, the fallback chain: when one
-    fails, the next is called at once. ``instructions`` is the system prompt, a sync or async function of a
-    ``RunContext`` that returns it, or a list of such parts. ``context`` is the type of the run's own data (a pydantic
-    model, a dataclass, a TypedDict): it is validated when a run starts, and ``ctx.context`` is an instance of it.
-    ``input`` and ``output`` are the types of the run's input and answer; text by default. ``finish="text"``: a reply
-    with text and no tool calls is the answer; ``"tag"``: the answer is inside ``<finish>…</finish>``; ``"tool"``, the
-    default for every output type but text: the arguments of the tool ``__finish__`` are the answer. An answer that does
-    not fit the type, or that ``output_validators`` reject, goes back to the model up to ``parse_retries`` times.
-    ``limits`` bounds what a run, its turns and a model call may use. At a limit, and at ``max_iterations`` model calls
-    in a turn (50), ``on_limit`` decides: ask the model for its answer (``"finish"``), return the last text
-    (``"return"``), raise ``MaxIterationsError`` or ``BudgetExceededError`` (``"error"``), or wait until the limit is
-    raised (``"pause"``).
-
-    ``compaction`` keeps long conversations short: a ``Compaction``, or a list of several. ``toolsets`` list their tools
-    when a run begins: MCP servers, ``Artifacts``, or custom ones (``Toolset``). ``subagents`` are agents, or names of
-    agents of the same worker: each is a tool ``call_NAME``, and each call of it is a run of its own. ``approvals`` are
-    rules on calls; the first that matches decides: ``[allow("read_*"), deny("rm", path="/etc/*"), ask("*")]``. Where
-    none matches, the tool's own ``needs_approval`` decides. On versioned workers a run moves to the current version at
-    its next step, or with ``versioning="pinned"`` at the end of its turn. With ``client_tools=True`` the client of a
-    turn may declare tools that it runs itself. ``caller_overrides`` and ``caller_claims`` name what a caller of a
-    service may change and say; with ``internal=True`` only other agents call it.
-
-    Raises ``DefinitionError`` (or ``SettingsError``) that names the problem and the way out.
-
-    To a type checker it is ``Agent[Context, Output]``, by its ``context`` and ``output``. What is not a class (``A |
-    B``, ``Literal``) is ``Any`` there, unless it is named: ``Agent[Context, A | B](…)``.
+    A function that takes any agent, and calls none, says so: ``def report(agents: Iterable[AgentSpec]) -> str``.
     """
 
     approvals: tuple[Rule, ...]
@@ -121,81 +89,7 @@ class Agent(AgentDecorators[ContextT, OutputT]):
     internal: bool
     """Whether no caller of a service can start it or write to it: only other agents, and programs."""
 
-    # By the arguments: no output, and no context or one; an output that is a class; `A | B`; any other output. The last
-    # takes no validators: an output that is a class, with a validator of another one, must not fit it.
-    @overload
     def __init__(
-        self: Agent[Any, str],
-        name: str,
-        model: str | Provider | Sequence[str | Provider],
-        *,
-        context: UnionType | None = ...,
-        instructions: Instructions[Any] = ...,
-        tools: Sequence[Tool | Function] = ...,
-        subagents: Sequence[Agent[Any, Any] | str] = ...,
-        hooks: Iterable[Hook | HookSet] = ...,
-        output_validators: Sequence[Validator[str, Any]] = ...,
-        **options: Unpack[AgentOptions],
-    ) -> None: ...
-    @overload
-    def __init__(
-        self: Agent[ContextT, str],
-        name: str,
-        model: str | Provider | Sequence[str | Provider],
-        *,
-        context: type[ContextT],
-        instructions: Instructions[ContextT] = ...,
-        tools: Sequence[Tool[..., Any, ContextT] | TakesAnyContext | Function] = ...,
-        subagents: Sequence[Agent[Any, Any] | str] = ...,
-        hooks: Iterable[Hook[ContextT] | TakesAnyContext | HookSet] = ...,
-        output_validators: Sequence[Validator[str, ContextT]] = ...,
-        **options: Unpack[AgentOptions],
-    ) -> None: ...
-    @overload
-    def __init__(
-        self,
-        name: str,
-        model: str | Provider | Sequence[str | Provider],
-        *,
-        output: type[OutputT],
-        context: type[ContextT] | UnionType | None = ...,
-        instructions: Instructions[ContextT] = ...,
-        tools: Sequence[Tool[..., Any, ContextT] | TakesAnyContext | Function] = ...,
-        subagents: Sequence[Agent[Any, Any] | str] = ...,
-        hooks: Iterable[Hook[ContextT] | TakesAnyContext | HookSet] = ...,
-        output_validators: Sequence[Validator[OutputT, ContextT]] = ...,
-        **options: Unpack[AgentOptions],
-    ) -> None: ...
-    @overload
-    def __init__(
-        self,
-        name: str,
-        model: str | Provider | Sequence[str | Provider],
-        *,
-        output: UnionType | _SpecialForm,
-        context: type[ContextT] | UnionType | None = ...,
-        instructions: Instructions[ContextT] = ...,
-        tools: Sequence[Tool[..., Any, ContextT] | TakesAnyContext | Function] = ...,
-        subagents: Sequence[Agent[Any, Any] | str] = ...,
-        hooks: Iterable[Hook[ContextT] | TakesAnyContext | HookSet] = ...,
-        output_validators: Sequence[Validator[Any, ContextT]] = ...,
-        **options: Unpack[AgentOptions],
-    ) -> None: ...
-    @overload
-    def __init__(
-        self,
-        name: str,
-        model: str | Provider | Sequence[str | Provider],
-        *,
-        output: Any,
-        context: type[ContextT] | UnionType | None = ...,
-        instructions: Instructions[ContextT] = ...,
-        tools: Sequence[Tool[..., Any, ContextT] | TakesAnyContext | Function] = ...,
-        subagents: Sequence[Agent[Any, Any] | str] = ...,
-        hooks: Iterable[Hook[ContextT] | TakesAnyContext | HookSet] = ...,
-        **options: Unpack[AgentOptions],
-    ) -> None: ...
-    def __init__(  # type: ignore[misc]  # `TakesAnyContext` stands for a `Tool` or `Hook`, and is none
         self,
         name: str,
         model: str | Provider | Sequence[str | Provider],
@@ -207,7 +101,7 @@ class Agent(AgentDecorators[ContextT, OutputT]):
         context: Any = None,
         tools: Sequence[Tool | Callable[..., Any]] = (),
         toolsets: Sequence[Toolset] = (),
-        subagents: Sequence[Agent[Any, Any] | str] = (),
+        subagents: Sequence[AgentSpec[Any, Any] | str] = (),
         settings: Mapping[str, Any] | None = None,
         provider_options: Mapping[str, Any] | None = None,
         finish: FinishProtocol | None = None,
@@ -233,7 +127,7 @@ class Agent(AgentDecorators[ContextT, OutputT]):
         """The system prompt: texts and functions, in their order."""
         self._set_types(context, input, output, finish, parse_retries, output_validators)
         listed_tools = validate_list(name, "tools", tools, "[search, refund]")
-        own_subagents = validate_subagents(name, subagents, Agent)
+        own_subagents = validate_subagents(name, subagents, AgentSpec)
         self.toolbox = Toolbox([*listed_tools, *map(build_subagent_tool, own_subagents)])
         self.toolsets = validate_toolsets(name, toolsets)
         """Sources of tools that are listed when a run begins."""
@@ -254,7 +148,7 @@ class Agent(AgentDecorators[ContextT, OutputT]):
         self._set_access(approvals, client_tools, caller_overrides, caller_claims, internal)
         functions: Any = {"tools": self.toolbox, "hooks": self.hooks, "instructions": self.instruction_parts}
         check_function_types(name, context, output, **functions)
-        self._copies: dict[str, Agent[ContextT, OutputT]] = {}
+        self._copies: dict[str, Self] = {}
 
     def _set_types(self, context: Any, input: Any, output: Any, finish: Any, retries: Any, validators: Any) -> None:
         self.context = context
@@ -338,7 +232,7 @@ class Agent(AgentDecorators[ContextT, OutputT]):
         vars(self)["chain"] = (replace(self.chain[0], own=provider), *self.chain[1:])
 
     def __repr__(self) -> str:
-        return f"<Agent {self.name} on {', then '.join(self.models)}>"
+        return f"<{type(self).__name__} {self.name} on {', then '.join(self.models)}>"
 
     def as_tool(self, name: str | None = None, description: str | None = None) -> Tool:
         """Return a tool by which other agents call this one: ``tools=[researcher.as_tool("research", "…")]``.
@@ -408,9 +302,7 @@ class Agent(AgentDecorators[ContextT, OutputT]):
         output: OutputT = self.output_type.load_value(plain)
         return output
 
-    def overridden(
-        self, override: Override | Mapping[str, Any] | None, worker: Toolbox | None = None
-    ) -> Agent[ContextT, OutputT]:
+    def overridden(self, override: Override | Mapping[str, Any] | None, worker: Toolbox | None = None) -> Self:
         """Return the agent with the changes of ``override``, checked like a definition; itself if nothing changes.
 
         ``settings`` and ``provider_options`` are merged over the agent's, and a setting of None is removed; ``tools``
@@ -428,21 +320,20 @@ class Agent(AgentDecorators[ContextT, OutputT]):
             return self._apply_override(override, worker)
         return self._get_or_create_copy(key, lambda: self._apply_override(override, worker))
 
-    def with_tools(self, key: str, tools: Callable[[], Iterable[Tool]]) -> Agent[ContextT, OutputT]:
+    def with_tools(self, key: str, tools: Callable[[], Iterable[Tool]]) -> Self:
         """Return a copy that also has ``tools``, and no toolsets; the same copy for the same ``key``.
 
         If the agent has a tool of the same name, the agent's is used.
         """
+        return self._get_or_create_copy(key, lambda: self._add_tools(tools()))
 
-        def create() -> Agent[ContextT, OutputT]:
-            agent = self._copy_sharing_hooks()
-            agent.toolbox = Toolbox([*self.toolbox, *(tool for tool in tools() if tool.name not in self.toolbox)])
-            agent.toolsets = ()
-            return agent
+    def _add_tools(self, tools: Iterable[Tool]) -> Self:
+        agent = self._copy_sharing_hooks()
+        agent.toolbox = Toolbox([*self.toolbox, *(tool for tool in tools if tool.name not in self.toolbox)])
+        agent.toolsets = ()
+        return agent
 
-        return self._get_or_create_copy(key, create)
-
-    def _get_or_create_copy(self, key: str, create: Callable[[], Agent[ContextT, OutputT]]) -> Agent[ContextT, OutputT]:
+    def _get_or_create_copy(self, key: str, create: Callable[[], Self]) -> Self:
         agent = self._copies.get(key)
         if agent is None:
             agent = create()
@@ -452,9 +343,7 @@ class Agent(AgentDecorators[ContextT, OutputT]):
                 self._copies[key] = agent
         return agent
 
-    def _apply_override(
-        self, override: Override | Mapping[str, Any], worker: Toolbox | None
-    ) -> Agent[ContextT, OutputT]:
+    def _apply_override(self, override: Override | Mapping[str, Any], worker: Toolbox | None) -> Self:
         """Return a copy with the changes. Errors are reported as for a definition."""
         try:
             step_override = override if isinstance(override, Override) else StepOverride.model_validate(override)
@@ -467,7 +356,7 @@ class Agent(AgentDecorators[ContextT, OutputT]):
             why = error.message.removeprefix(f"agent {self.name!r}: ")
             raise type(error)(f"the override of agent {self.name!r}: {why}", hint=error.hint) from None
 
-    def _apply_changes(self, changes: dict[str, Any], worker: Toolbox | None) -> Agent[ContextT, OutputT]:
+    def _apply_changes(self, changes: dict[str, Any], worker: Toolbox | None) -> Self:
         agent = self._copy_sharing_hooks()
         if (model := changes.pop("model", None)) is not None:
             agent.chain = validate_models(self.name, list(model) if isinstance(model, tuple) else model)
@@ -494,104 +383,3 @@ class Agent(AgentDecorators[ContextT, OutputT]):
             setattr(agent, field, value)
         check_model_settings(agent.chain, agent.settings, agent.provider_options)
         return agent
-
-    async def call(
-        self,
-        message: MessageInput,
-        *,
-        id: str | None = None,
-        context: ContextT | Mapping[str, Any] | None = None,
-        auth_context: Mapping[str, Any] | None = None,
-        history: History | None = None,
-        override: Override | Mapping[str, Any] | None = None,
-        client: Client | None = None,
-        on_approval: OnApproval | None = None,
-    ) -> Response[OutputT]:
-        """Run and wait for the answer to ``message`` (text, or a list of texts and ``File``): on this machine (an
-        embedded server, and a worker in this process), or by the workers of ``client``.
-
-        With an ``id``, an existing run of that id is attached to, also one that has ended. ``context`` is the run's own
-        data, a mapping or an instance of the agent's context type; ``auth_context`` is the identity on whose behalf it
-        acts (see ``Client.start``); ``history`` is the conversation to continue: messages (or a session in the flat
-        form of ``types.session_form``), or a run, a response, a head; ``override`` changes the agent for this run.
-        Several calls, also of different agents, may run at the same time. Tools do not get the caller's context
-        variables: pass ``context``. Without an ``id`` and a ``client``, the run has a task queue that only this agent
-        object serves; with an ``id``, all programs and agent objects of this name that call at the same time serve it,
-        so they must be the same agent.
-
-        ``on_approval`` decides on a call that waits for approval: ``"prompt"``, the default on a terminal, prompts
-        there; ``"raise"``, the default elsewhere, raises ``ApprovalPendingError`` and leaves the run open; ``"wait"``
-        waits for a decision; ``"approve"`` approves; a function takes the call and returns True, False, or None to
-        leave the decision to another approver.
-
-        Cancelling the call (Ctrl-C), or an error of that function, cancels the run, unless it has an ``id``: then it
-        stays, and the same call continues it. Raises the run's error, and that of the function; ``InvalidInputError``
-        and ``DefinitionError`` for wrong arguments; ``NoWorkerError`` if no worker of ``client`` takes it for 10 s.
-        """
-        from ..local_engine import call_agent
-
-        options: Any = {"auth_context": auth_context, "history": history, "override": override}
-        return await call_agent(self, message, id, client, on_approval, context=context, **options)
-
-    def stream(
-        self,
-        message: MessageInput,
-        *,
-        id: str | None = None,
-        context: ContextT | Mapping[str, Any] | None = None,
-        auth_context: Mapping[str, Any] | None = None,
-        history: History | None = None,
-        override: Override | Mapping[str, Any] | None = None,
-        client: Client | None = None,
-        on_approval: OnApproval | None = None,
-    ) -> AsyncGenerator[str]:
-        """Do the same as :meth:`call`, and yield the text of the replies as it arrives: ``async for text in
-        agent.stream("…")``.
-
-        Each further reply begins on a new line. A reply that is cut off is generated again by another attempt: text
-        that repeats it is not yielded again; text that differs begins on a new line. To tell these cases apart, follow
-        ``run.events()``. Closing the stream before its end cancels the run, unless it has an ``id``. Raises as
-        :meth:`call`, at its end.
-        """
-        from ..local_engine import stream_agent
-
-        options: Any = {"auth_context": auth_context, "history": history, "override": override}
-        return stream_agent(self, message, id, client, on_approval, context=context, **options)
-
-    def stream_output(
-        self,
-        message: MessageInput,
-        *,
-        id: str | None = None,
-        context: ContextT | Mapping[str, Any] | None = None,
-        auth_context: Mapping[str, Any] | None = None,
-        history: History | None = None,
-        override: Override | Mapping[str, Any] | None = None,
-        client: Client | None = None,
-        on_approval: OnApproval | None = None,
-    ) -> AsyncGenerator[OutputT]:
-        """Do the same as :meth:`call`, and yield the output so far while the model writes it, and last the validated
-        output: ``async for outline in agent.stream_output("…")``. See ``Run.stream_output``; closing the stream before
-        its end: see :meth:`stream`."""
-        from ..local_engine import stream_agent_output
-
-        options: Any = {"auth_context": auth_context, "history": history, "override": override}
-        return stream_agent_output(self, message, id, client, on_approval, context=context, **options)
-
-    def call_sync(
-        self,
-        message: MessageInput,
-        *,
-        id: str | None = None,
-        context: ContextT | Mapping[str, Any] | None = None,
-        auth_context: Mapping[str, Any] | None = None,
-        history: History | None = None,
-        override: Override | Mapping[str, Any] | None = None,
-        client: Client | None = None,
-        on_approval: OnApproval | None = None,
-    ) -> Response[OutputT]:
-        """Do the same as :meth:`call` in code without an event loop. Raises ``RuntimeError`` inside a running one."""
-        from ..local_engine import call_agent, run_sync
-
-        options: Any = {"auth_context": auth_context, "history": history, "override": override}
-        return run_sync(lambda: call_agent(self, message, id, client, on_approval, context=context, **options))

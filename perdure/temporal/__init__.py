@@ -1,0 +1,1 @@
+"""Calls to the Temporal frontend: search attributes, errors, starts of workflows, namespaces, failing tasks."""
