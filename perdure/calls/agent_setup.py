@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..agent.overrides import merge_caller_override
-from ..agent.spec import AgentSpec as Agent
+from ..agent.spec import AgentSpec
 from ..errors import InvalidInputError
 from ..tools import Memory, RunContext
 from ..types.messages import BlobRef
@@ -25,9 +25,9 @@ from .toolsets import Toolsets
 class PreparedAgent:
     """The agent of a call."""
 
-    base: Agent
+    base: AgentSpec
     """Without the overrides of run and turn."""
-    agent: Agent
+    agent: AgentSpec
     run_context: RunContext[Any]
     pinned: BlobRef | None
     """The list of tools that the run pins with this call, if any."""
@@ -79,7 +79,7 @@ class AgentSetup:
             ctx.memory.close()
 
     def _admit_overrides(
-        self, agent: Agent, call: ConversationCall[ModelInput] | ConversationCall[CompactInput]
+        self, agent: AgentSpec, call: ConversationCall[ModelInput] | ConversationCall[CompactInput]
     ) -> dict[str, Any] | None:
         """Put what callers of a service ask for into the overrides of ``call``, and return these. Raises
         ``InvalidInputError`` for what the agent does not allow them, and for an agent that they may not call."""
@@ -101,7 +101,9 @@ class AgentSetup:
         rendered: str = await self._author.run(f"input of agent {agent}", served.render_input, plain)
         return rendered
 
-    async def build_run_context(self, agent: Agent | None, call: ConversationCall[Any] | ToolCall) -> RunContext[Any]:
+    async def build_run_context(
+        self, agent: AgentSpec | None, call: ConversationCall[Any] | ToolCall
+    ) -> RunContext[Any]:
         """Build the context that the author's code is given. Raises ``InvalidInputError`` for a context that does not
         fit the agent."""
         task = call.input

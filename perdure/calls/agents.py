@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from ..agent.spec import AgentSpec as Agent
+from ..agent.spec import AgentSpec
 from ..errors import AgentNotFoundError, DefinitionError
 from ..hooks import Hook
 from ..tools import SubagentTool, Tool, Toolbox
@@ -14,23 +14,23 @@ from ..tools import SubagentTool, Tool, Toolbox
 class Agents:
     """Agents by name. Refuses two agents of one name, and a cycle of subagents."""
 
-    def __init__(self, agents: Iterable[Agent] = (), tools: Iterable[Tool | Callable[..., Any]] = ()) -> None:
+    def __init__(self, agents: Iterable[AgentSpec] = (), tools: Iterable[Tool | Callable[..., Any]] = ()) -> None:
         """``tools`` are the worker's, which no agent has until a step adds one. Raises ``DefinitionError``."""
-        self._agents: dict[str, Agent] = {}
+        self._agents: dict[str, AgentSpec] = {}
         self.tools = Toolbox(tools)
-        if isinstance(agents, Agent):
+        if isinstance(agents, AgentSpec):
             raise DefinitionError(f"agents must be a list, not {agents!r}", hint=f"Write agents=[{agents.name}].")
         for agent in agents:
             self._add_with_subagents(agent)
         check_subagents(self._agents)
         self._freeze_agents()
 
-    def add(self, agent: Agent) -> None:
+    def add(self, agent: AgentSpec) -> None:
         """Serve ``agent`` too, and its subagents; adding the same object again has no effect. Raises
         ``DefinitionError``, and then changes nothing."""
         self.replace_agents(add=[agent])
 
-    def replace_agents(self, remove: Iterable[str] = (), add: Iterable[Agent] = ()) -> None:
+    def replace_agents(self, remove: Iterable[str] = (), add: Iterable[AgentSpec] = ()) -> None:
         """Remove the agents named in ``remove`` and add ``add``, all at once; raises as :meth:`add`.
 
         A call in progress ends with the agent that it began with.
@@ -51,8 +51,8 @@ class Agents:
         for agent in self._agents.values():
             agent.freeze("served by a worker")
 
-    def _add_with_subagents(self, agent: Agent) -> None:
-        if not isinstance(agent, Agent):
+    def _add_with_subagents(self, agent: AgentSpec) -> None:
+        if not isinstance(agent, AgentSpec):
             raise DefinitionError(
                 f"a worker serves agents, not {agent!r:.100}", hint='Make one: Agent("name", "openai:gpt-5", …).'
             )
@@ -66,14 +66,14 @@ class Agents:
             )
         self._agents[agent.name] = agent
         for subagent in _iter_callable_agents(agent):
-            if isinstance(subagent, Agent):
+            if isinstance(subagent, AgentSpec):
                 self._add_with_subagents(subagent)
 
-    def find(self, name: str) -> Agent | None:
+    def find(self, name: str) -> AgentSpec | None:
         """Return the agent of that name, or None."""
         return self._agents.get(name)
 
-    def get(self, name: str) -> Agent:
+    def get(self, name: str) -> AgentSpec:
         """Return the agent of that name. Raises ``AgentNotFoundError``, which names the agents served."""
         agent = self._agents.get(name)
         if agent is None:
@@ -88,7 +88,7 @@ class Agents:
         """Return the tool of that name: the agent's own, else one of the worker's; or None. Raises as :meth:`get`."""
         return self.get(agent).toolbox.get(name) or self.tools.get(name)
 
-    def __iter__(self) -> Iterator[Agent]:
+    def __iter__(self) -> Iterator[AgentSpec]:
         return iter(self._agents.values())
 
     def __len__(self) -> int:
@@ -107,7 +107,7 @@ def check_hook_agents(hooks: Iterable[Hook], agents: Agents) -> None:
                 )
 
 
-def check_subagents(agents: Mapping[str, Agent]) -> None:
+def check_subagents(agents: Mapping[str, AgentSpec]) -> None:
     """Raise ``DefinitionError`` for a cycle of subagents, and for the name of an unknown agent.
 
     Agents that a model chooses among (``delegate``) may form a cycle: the run limits its depth.
@@ -130,7 +130,7 @@ def check_subagents(agents: Mapping[str, Agent]) -> None:
             )
 
 
-def _iter_callable_agents(agent: Agent) -> Iterator[Agent | str]:
+def _iter_callable_agents(agent: AgentSpec) -> Iterator[AgentSpec | str]:
     """Yield all agents, or their names, that ``agent`` may call and that its step policies may branch to."""
     yield from agent.subagents
     for hook in agent.hooks:
@@ -140,7 +140,7 @@ def _iter_callable_agents(agent: Agent) -> Iterator[Agent | str]:
             yield from tool.agents
 
 
-def _read_agent_name(agent: Agent | str) -> str:
+def _read_agent_name(agent: AgentSpec | str) -> str:
     return agent if isinstance(agent, str) else agent.name
 
 

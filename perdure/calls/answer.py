@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..agent.output import OutputError, OutputValidator
-from ..agent.spec import AgentSpec as Agent
+from ..agent.spec import AgentSpec
 from ..errors import AbortError, HookError, ModelRetry, OutputLimitError, ParseError, PerdureError
 from ..loop.finish import (
     MAX_CUT_REPLIES,
@@ -69,7 +69,7 @@ class ReplyOutcome:
 class AnswerReader:
     """Reads the answer of one iteration. The author's code runs on the author's side."""
 
-    def __init__(self, author: AuthorLoop, agent: Agent, task: ModelInput, ctx: RunContext[Any]) -> None:
+    def __init__(self, author: AuthorLoop, agent: AgentSpec, task: ModelInput, ctx: RunContext[Any]) -> None:
         self._author = author
         self._agent = agent
         self._task = task

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
-from ..agent.spec import AgentSpec as Agent
+from ..agent.spec import AgentSpec
 from ..tools import RunContext, Tool
 from ..tools.approvals import UNKNOWN_ARGUMENT, Approval, CallArguments, combine_approvals, find_rule, to_plain_data
 from ..types.approvals import ApprovalOutcome, hash_arguments
@@ -60,11 +60,11 @@ class ApprovalGate:
     """Applies the agent's rules, then the tool's, and then the rules of the agents above it: what those deny, or
     require an approval for, applies to their subagents too. Authors' policies run on the author's side."""
 
-    def __init__(self, author: AuthorLoop, find: Callable[[str], Agent | None]) -> None:
+    def __init__(self, author: AuthorLoop, find: Callable[[str], AgentSpec | None]) -> None:
         """``find`` returns an agent that this worker serves, by its name, or None."""
         self._author, self._find = author, find
 
-    async def plan_approval(self, agent: Agent, call: Call, ctx: RunContext[Any], lineage: Lineage | None) -> Call:
+    async def plan_approval(self, agent: AgentSpec, call: Call, ctx: RunContext[Any], lineage: Lineage | None) -> Call:
         """Return ``call``, marked to wait for an approval or refused, if a rule or its tool requires so."""
         disposition = call.disposition
         if not isinstance(
@@ -87,7 +87,7 @@ class ApprovalGate:
 
     async def run_tool(
         self,
-        agent: Agent,
+        agent: AgentSpec,
         tool: Tool | None,
         call: ToolCall,
         next: NextTool,
@@ -109,7 +109,7 @@ class ApprovalGate:
         return _add_argument_notice(await next(call), approval)
 
     async def _find_current_terms(
-        self, agent: Agent, tool: Tool | None, call: ToolCall, build_context: Callable[[], Awaitable[Any]]
+        self, agent: AgentSpec, tool: Tool | None, call: ToolCall, build_context: Callable[[], Awaitable[Any]]
     ) -> Approval | Denial | None:
         task, approval = call.input, call.input.approval
         runs_policy = approval is None and tool is not None and callable(tool.needs_approval)
@@ -123,7 +123,7 @@ class ApprovalGate:
 
     async def _find_terms(
         self,
-        agent: Agent,
+        agent: AgentSpec,
         tool: Tool | None,
         call: ToolCallPart,
         ctx: Any,
@@ -151,7 +151,7 @@ class ApprovalGate:
         return terms
 
     async def _find_own_terms(
-        self, agent: Agent, needs_approval: Any, call: ToolCallPart, known: CallArguments, ctx: Any, *, policy: bool
+        self, agent: AgentSpec, needs_approval: Any, call: ToolCallPart, known: CallArguments, ctx: Any, *, policy: bool
     ) -> Approval | Denial | None:
         """Apply only the rules of the call's own agent. ``needs_approval`` is ``needs_approval`` of the tool."""
         rule = find_rule(agent.approvals, call.name, known)
@@ -202,7 +202,7 @@ class ApprovalGate:
             {**dict.fromkeys(missing, UNKNOWN_ARGUMENT), **defaults, **call.arguments}, is_unvalidated=True
         )
 
-    async def _run_policy(self, agent: Agent, policy: Any, part: ToolCallPart, ctx: Any) -> Any:
+    async def _run_policy(self, agent: AgentSpec, policy: Any, part: ToolCallPart, ctx: Any) -> Any:
         """Return the author's policy's decision; True (an approval is needed) if the policy fails."""
         name = f"approval policy of {part.name}, agent {agent.name}"
         try:
@@ -228,7 +228,7 @@ class ApprovalStage:
         agents: Agents,
         gate: ApprovalGate,
         hooks: HookRunner,
-        build_context: Callable[[Agent, ToolCall], Awaitable[RunContext[Any]]],
+        build_context: Callable[[AgentSpec, ToolCall], Awaitable[RunContext[Any]]],
     ) -> None:
         self._agents = agents
         self._gate = gate

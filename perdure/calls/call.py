@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any, ClassVar, Generic, TypeVar
 
-from ..agent.spec import AgentSpec as Agent
+from ..agent.spec import AgentSpec
 from ..context.auth import AuthContext
 from ..errors import AbortError, NewerStateError
 from ..hooks import Hook
@@ -186,7 +186,7 @@ class RequestCall(Attempt):
     prefix: Sequence[Message] = ()
     """As in :class:`ConversationCall`; so ``new_messages``."""
     new_messages: Sequence[Message] = ()
-    agent: Agent
+    agent: AgentSpec
     """The agent with the overrides of run, turn and step."""
     run_context: RunContext[Any]
     """The context that is passed to the author's code."""

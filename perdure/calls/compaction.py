@@ -14,7 +14,7 @@ import re
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from ..agent.spec import AgentSpec as Agent
+from ..agent.spec import AgentSpec
 from ..agent.validation import validate_models
 from ..errors import ContextLengthError
 from ..loop.compaction import ConversationView, estimate_message_tokens, estimate_tokens, find_turn_task, truncate_text
@@ -178,7 +178,7 @@ def _format_file_labels(files: Iterable[FilePart]) -> list[str]:
     return [f"[file {file.name or file.media_type}]" for file in files]
 
 
-def _copy_agent_with_model(agent: Agent, model: object) -> Agent:
+def _copy_agent_with_model(agent: AgentSpec, model: object) -> AgentSpec:
     """Return ``agent`` with another model, without the settings and provider options of its own."""
     other = copy.copy(agent)
     other.chain = validate_models(agent.name, model)

@@ -21,7 +21,7 @@ from datetime import UTC, datetime
 from typing import Any, Literal
 from weakref import WeakKeyDictionary, WeakSet
 
-from ..agent.spec import AgentSpec as Agent
+from ..agent.spec import AgentSpec
 from ..errors import RunIdError, StoreError, TranscriptCorruptedError
 from ..ports import (
     Completed,
@@ -544,7 +544,7 @@ class EventsStage:
         *,
         stream: bool = True,
         changed_by_hooks: Callable[[str], bool] = lambda _: False,
-        find_agent: Callable[[str], Agent | None] = lambda _: None,
+        find_agent: Callable[[str], AgentSpec | None] = lambda _: None,
     ) -> None:
         self._store = store
         self._clock = WriteClock()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
-from ..agent.spec import AgentSpec as Agent
+from ..agent.spec import AgentSpec
 from ..agent.validation import build_instruction_arguments, build_missing_price_error, build_missing_usage_error
 from ..errors import DefinitionError, InvalidInputError, ToolError
 from ..loop.finish import REMINDER_ID, TAG_PROMPT
@@ -36,13 +36,13 @@ INSTRUCTIONS_TIMEOUT = 60.0
 class RequestBuilder:
     """Builds requests. The author's code gets the run context ``told``."""
 
-    def __init__(self, author: AuthorLoop, forces: Callable[[Agent], bool] = lambda _: True) -> None:
+    def __init__(self, author: AuthorLoop, forces: Callable[[AgentSpec], bool] = lambda _: True) -> None:
         """``forces`` returns whether all models of an agent can be forced to call a tool."""
         self._author = author
         self._can_force_tool = forces
 
     async def build_request(
-        self, agent: Agent, call: ConversationCall[Any], ctx: RunContext[Any], *, forcing: bool = False
+        self, agent: AgentSpec, call: ConversationCall[Any], ctx: RunContext[Any], *, forcing: bool = False
     ) -> ModelRequest:
         """Build the request of a model call; with ``forcing`` it has to answer now. Raises ``InvalidInputError`` for a
         conversation without messages."""
@@ -61,7 +61,7 @@ class RequestBuilder:
             files=call.files,
         )
 
-    async def _build_system_prompt(self, agent: Agent, ctx: RunContext[Any]) -> str | None:
+    async def _build_system_prompt(self, agent: AgentSpec, ctx: RunContext[Any]) -> str | None:
         parts = [
             part if isinstance(part, str) else await self._run_instructions(agent, part, ctx)
             for part in agent.instruction_parts
@@ -70,7 +70,7 @@ class RequestBuilder:
             parts.append(TAG_PROMPT)
         return "\n\n".join(part for part in parts if part) or None
 
-    async def _run_instructions(self, agent: Agent, fn: Callable[..., Any], ctx: RunContext[Any]) -> str | None:
+    async def _run_instructions(self, agent: AgentSpec, fn: Callable[..., Any], ctx: RunContext[Any]) -> str | None:
         name = f"instructions of agent {agent.name}"
         if len(agent.instruction_parts) > 1:
             name += f" ({getattr(fn, '__name__', type(fn).__name__)})"
@@ -114,7 +114,7 @@ def _select_request_messages(call: ConversationCall[Any]) -> Transcript:
 # Limits of cost or tokens and a reply without price or usage: the limit could not be enforced, so the run fails.
 
 
-def find_missing_price(agent: Agent, message: Message, *, inherited: bool = False) -> DefinitionError | None:
+def find_missing_price(agent: AgentSpec, message: Message, *, inherited: bool = False) -> DefinitionError | None:
     """Return the error for a reply without a price that a limit ``cost_usd`` needs, or None. ``inherited``: the run's
     parent has such a limit."""
     usage = message.usage
@@ -129,7 +129,7 @@ def find_missing_price(agent: Agent, message: Message, *, inherited: bool = Fals
 
 
 def find_missing_usage(
-    agent: Agent, message: Message, used: Usage, *, inherited: bool = False
+    agent: AgentSpec, message: Message, used: Usage, *, inherited: bool = False
 ) -> DefinitionError | None:
     """Return the error for a reply without usage if none of the turn's replies had any (``used``), or None.
     ``inherited``: the run's parent has a cost limit. A reply that lacks it beside others that have it passes, and so
@@ -146,7 +146,7 @@ def find_missing_usage(
     return build_missing_usage_error(agent.name, message.model or agent.model_name, limit)
 
 
-def check_summary_price(agent: Agent, summary: CompactOutput, *, inherited: bool = False) -> None:
+def check_summary_price(agent: AgentSpec, summary: CompactOutput, *, inherited: bool = False) -> None:
     """Raise ``DefinitionError`` for a summary that has no price: another model may have written it."""
     message = Message(role="assistant", model=summary.model or None, usage=summary.usage, cost_usd=summary.cost_usd)
     if (error := find_missing_price(agent, message, inherited=inherited)) is not None:
@@ -163,7 +163,9 @@ class ReplyReader:
     def __init__(self, author: AuthorLoop, approving: ApprovalGate) -> None:
         self._author, self._approving = author, approving
 
-    async def build_output(self, agent: Agent, task: ModelInput, message: Message, ctx: RunContext[Any]) -> ModelOutput:
+    async def build_output(
+        self, agent: AgentSpec, task: ModelInput, message: Message, ctx: RunContext[Any]
+    ) -> ModelOutput:
         """Build the output of ``message`` for the loop."""
         error = find_missing_price(agent, message, inherited=task.cost_limited)
         error = error or find_missing_usage(agent, message, task.used, inherited=task.cost_limited)
@@ -194,7 +196,7 @@ class ReplyReader:
         )
 
     async def _plan_calls(
-        self, agent: Agent, message: Message, answered: Mapping[str, Disposition]
+        self, agent: AgentSpec, message: Message, answered: Mapping[str, Disposition]
     ) -> tuple[Call, ...]:
         """Plan each call. The author's validators run on the author's side."""
         tools = [agent.toolbox.get(part.name) for part in message.tool_calls if part.id not in answered]
@@ -206,7 +208,7 @@ class ReplyReader:
         return _plan_reply_calls(agent, message, answered)
 
 
-def build_step_reply(agent: Agent, finish: FinalAnswer) -> ModelReply:
+def build_step_reply(agent: AgentSpec, finish: FinalAnswer) -> ModelReply:
     """Build the reply of a step policy that answers in the model's place, without cost."""
     parts = (TextPart(text=finish.content),) if finish.content else ()
     message = Message(role="assistant", parts=parts, finish_reason="stop", usage=Usage(), cost_usd=0.0)
@@ -218,7 +220,7 @@ def build_step_reply(agent: Agent, finish: FinalAnswer) -> ModelReply:
     )
 
 
-def _build_agent_limits(agent: Agent) -> AgentLimits:
+def _build_agent_limits(agent: AgentSpec) -> AgentLimits:
     """Build the limits that the loop enforces from now on."""
     return AgentLimits(
         max_iterations=agent.max_iterations,
@@ -235,7 +237,7 @@ def _choose_finish_reason(message: Message, outcome: ReplyOutcome) -> FinishReas
     return "stop" if outcome.finish is not None and reason == "tool_calls" else reason
 
 
-def _plan_reply_calls(agent: Agent, message: Message, answered: Mapping[str, Disposition]) -> tuple[Call, ...]:
+def _plan_reply_calls(agent: AgentSpec, message: Message, answered: Mapping[str, Disposition]) -> tuple[Call, ...]:
     return tuple(
         Call(id=part.id, name=part.name, arguments=part.arguments, disposition=answered[part.id])
         if part.id in answered
@@ -244,7 +246,7 @@ def _plan_reply_calls(agent: Agent, message: Message, answered: Mapping[str, Dis
     )
 
 
-def plan_tool_call(agent: Agent, part: ToolCallPart) -> Call:
+def plan_tool_call(agent: AgentSpec, part: ToolCallPart) -> Call:
     """Plan a call, with the very tool whose schema the model was shown."""
     tool = agent.toolbox.get(part.name)
     disposition: Disposition
@@ -336,7 +338,7 @@ class IterationStage:
 
     async def _ask_model(
         self,
-        agent: Agent,
+        agent: AgentSpec,
         call: ConversationCall[ModelInput],
         ctx: RunContext[Any],
         next: NextRequest,

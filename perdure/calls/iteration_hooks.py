@@ -13,7 +13,7 @@ from typing import Any
 
 from temporalio import activity
 
-from ..agent.spec import AgentSpec as Agent
+from ..agent.spec import AgentSpec
 from ..errors import DefinitionError, ParseError
 from ..hooks import Hook, HookArguments, HookEvent, HookSet, list_hook_events, run_hooks, select_hooks
 from ..hooks.dispatch import (
@@ -66,19 +66,19 @@ class HookRunner:
         self._author = author
         self._worker = worker
 
-    def find_hooks(self, event: HookEvent, agent: Agent | None) -> tuple[Hook, ...]:
+    def find_hooks(self, event: HookEvent, agent: AgentSpec | None) -> tuple[Hook, ...]:
         """Return the hooks of ``event``, in their order; only the worker's if ``agent`` is None."""
         return select_hooks(event, self._worker, None if agent is None else agent.hooks)
 
     # --- an iteration, before and after the model is asked
 
-    async def run_before(self, agent: Agent, call: ConversationCall[ModelInput], ctx: RunContext[Any]) -> None:
+    async def run_before(self, agent: AgentSpec, call: ConversationCall[ModelInput], ctx: RunContext[Any]) -> None:
         """Let hooks change the new messages and the answers of subagents. Raises ``HookError``, ``AbortError``."""
         await self.run_message_hooks(agent, call, ctx)
         await self.run_after_subagent(agent, call, ctx)
 
     async def run_after(
-        self, agent: Agent, call: ConversationCall[ModelInput], ctx: RunContext[Any], reply: ModelReply
+        self, agent: AgentSpec, call: ConversationCall[ModelInput], ctx: RunContext[Any], reply: ModelReply
     ) -> None:
         """Let hooks change what a reply says to subagents, see the calls that wait, and change the answer; plan those
         around external calls. Raises ``HookError``, ``AbortError``."""
@@ -89,7 +89,9 @@ class HookRunner:
 
     # --- messages
 
-    async def run_message_hooks(self, agent: Agent | None, call: ConversationCall[Any], ctx: RunContext[Any]) -> None:
+    async def run_message_hooks(
+        self, agent: AgentSpec | None, call: ConversationCall[Any], ctx: RunContext[Any]
+    ) -> None:
         """Let hooks change the users' messages in ``call.new_messages``. Raises ``HookError``, ``AbortError``."""
         if list_hook_events(self._worker, None if agent is None else agent.hooks).isdisjoint(MESSAGE_EVENTS):
             return
@@ -108,9 +110,9 @@ class HookRunner:
 
     async def run_message_hooks_at_end(
         self,
-        agent: Agent | None,
+        agent: AgentSpec | None,
         call: ConversationCall[CloseInput],
-        build_context: Callable[[Agent | None], Awaitable[RunContext[Any]]],
+        build_context: Callable[[AgentSpec | None], Awaitable[RunContext[Any]]],
     ) -> None:
         """Do the same for messages that are recorded with an ending. On an error withhold them; raise nothing."""
         if not any(self.find_hooks(event, agent) for event in MESSAGE_EVENTS):
@@ -161,7 +163,7 @@ class HookRunner:
     # --- subagents: a subagent is a run of its own, without an activity around it, so its hooks run with its parent's
     # model calls: before it starts, after the reply that calls it; after its answer, before the next model call.
 
-    async def run_before_subagent(self, agent: Agent, ctx: RunContext[Any], output: ModelOutput) -> ModelOutput:
+    async def run_before_subagent(self, agent: AgentSpec, ctx: RunContext[Any], output: ModelOutput) -> ModelOutput:
         """Let hooks change or veto the messages to subagents. Raises ``HookError``, ``AbortError``."""
         hooks = self.find_hooks("before_subagent", agent)
         if not hooks or not any(isinstance(call.disposition, SubagentCall | TellCall) for call in output.calls):
@@ -193,7 +195,7 @@ class HookRunner:
             return call
         return call.model_copy(update={"disposition": disposition.model_copy(update={"message": given["message"]})})
 
-    async def run_after_subagent(self, agent: Agent, call: ConversationCall[Any], ctx: RunContext[Any]) -> None:
+    async def run_after_subagent(self, agent: AgentSpec, call: ConversationCall[Any], ctx: RunContext[Any]) -> None:
         """Let hooks change the answers of subagents. Raises ``HookError``, ``AbortError``."""
         hooks = self.find_hooks("after_subagent", agent)
         if not hooks or not any(message.tool_results for message in call.new_messages):
@@ -205,7 +207,7 @@ class HookRunner:
                 messages[index] = Message(role="tool", parts=tuple(parts))
         call.new_messages = messages
 
-    async def _run_after_result(self, hooks: Sequence[Hook], agent: Agent, ctx: RunContext[Any], part: Any) -> Any:
+    async def _run_after_result(self, hooks: Sequence[Hook], agent: AgentSpec, ctx: RunContext[Any], part: Any) -> Any:
         tool = agent.toolbox.get(part.name) if isinstance(part, ToolResultPart) else None
         if not isinstance(tool, SubagentTool) or not tool.returns_answer:
             return part
@@ -221,7 +223,7 @@ class HookRunner:
     # --- the answer, and errors
 
     async def run_finish_hooks(
-        self, agent: Agent, call: ConversationCall[ModelInput], ctx: RunContext[Any], reply: ModelReply
+        self, agent: AgentSpec, call: ConversationCall[ModelInput], ctx: RunContext[Any], reply: ModelReply
     ) -> None:
         """Let hooks change the answer, where ``reply`` has one. Raises ``HookError``, ``AbortError``."""
         message, finish = reply.message, reply.output.finish
@@ -247,7 +249,7 @@ class HookRunner:
             changed = finish.model_copy(update={"content": given["content"]})
             reply.output = reply.output.model_copy(update={"finish": changed})
 
-    async def _read_output(self, agent: Agent, finish: FinalAnswer, hooks: Sequence[Hook]) -> Any:
+    async def _read_output(self, agent: AgentSpec, finish: FinalAnswer, hooks: Sequence[Hook]) -> Any:
         """Return the answer as a value of the agent's output type, if ``hooks`` take it.
 
         A type that cannot read what it has written must not fail a run that has its answer: hooks get plain JSON then,
@@ -262,7 +264,7 @@ class HookRunner:
             logger.warning("the on_finish hooks of agent %s get plain JSON: %s", agent.name, error.message)
             return finish.output
 
-    async def run_approval_hooks(self, agent: Agent, ctx: RunContext[Any], output: ModelOutput) -> None:
+    async def run_approval_hooks(self, agent: AgentSpec, ctx: RunContext[Any], output: ModelOutput) -> None:
         """Run hooks on the calls that wait for an approval or a client. Raises ``HookError``, ``AbortError``."""
         hooks = self.find_hooks("on_approval", agent)
         for call in output.calls if hooks else ():
@@ -278,14 +280,14 @@ class HookRunner:
                 given = _wait_facts(call.id, call.name, call.arguments, pending.expires, ctx, **details)
                 await run_hooks(self._author.run, hooks, given)
 
-    def plan_external_hooks(self, agent: Agent, output: ModelOutput) -> ModelOutput:
+    def plan_external_hooks(self, agent: AgentSpec, output: ModelOutput) -> ModelOutput:
         """Return ``output`` with the plans of the hooks around its external calls, which run in activities before and
         after such a call."""
         if not any(isinstance(call.disposition, RemoteCall | CallbackCall) for call in output.calls):
             return output
         return output.model_copy(update={"calls": tuple(self._plan_call_hooks(agent, call) for call in output.calls)})
 
-    def _plan_call_hooks(self, agent: Agent, call: Call) -> Call:
+    def _plan_call_hooks(self, agent: AgentSpec, call: Call) -> Call:
         disposition, tool = call.disposition, agent.toolbox.get(call.name)
         if not isinstance(disposition, RemoteCall | CallbackCall):
             return call
@@ -298,7 +300,9 @@ class HookRunner:
         )
         return call.model_copy(update={"disposition": disposition.model_copy(update={"around": around})})
 
-    async def run_reminder_hooks(self, agent: Agent, call: ConversationCall[RemindInput], ctx: RunContext[Any]) -> None:
+    async def run_reminder_hooks(
+        self, agent: AgentSpec, call: ConversationCall[RemindInput], ctx: RunContext[Any]
+    ) -> None:
         """Run the ``on_approval`` hooks for a reminder. A failure is logged: the run waits on. Raises
         ``AbortError``."""
         arguments = {part.id: part.arguments for message in call.prefix for part in message.tool_calls}
@@ -309,7 +313,7 @@ class HookRunner:
             await run_observing_hooks(self._author.run, self.find_hooks("on_approval", agent), given)
 
     async def run_question_hooks(
-        self, agent: Agent, call: ToolCall, output: ToolOutput, build_context: MakeContext
+        self, agent: AgentSpec, call: ToolCall, output: ToolOutput, build_context: MakeContext
     ) -> ToolOutput:
         """Run hooks on a tool's question, or on a call that a client is now to run.
 
@@ -337,7 +341,7 @@ class HookRunner:
         return output
 
     async def run_error_hooks(
-        self, agent: Agent, call: ConversationCall[Any], ctx: RunContext[Any], error: Exception
+        self, agent: AgentSpec, call: ConversationCall[Any], ctx: RunContext[Any], error: Exception
     ) -> None:
         """Run hooks on a failed attempt. The failure of a hook is logged. Raises ``AbortError``."""
         given: HookArguments = {"error": error, "error_type": type(error).__name__, "name": call.input.activity}
@@ -352,7 +356,7 @@ class HookActivity:
         self,
         agents: Agents,
         hooks: HookRunner,
-        build_context: Callable[[Agent | None, ConversationCall[Any]], Awaitable[RunContext[Any]]],
+        build_context: Callable[[AgentSpec | None, ConversationCall[Any]], Awaitable[RunContext[Any]]],
     ) -> None:
         self._agents = agents
         self._hook_runner = hooks
@@ -415,7 +419,7 @@ def _wait_facts(
     return given | {"expires_in": expires_in, "reminder": 0, "question": None, "form": None, "ctx": ctx, **details}
 
 
-def _read_answer(agent: Agent, content: str) -> Any:
+def _read_answer(agent: AgentSpec, content: str) -> Any:
     """Read ``content`` as the agent's output. Raises ``DefinitionError`` if it does not fit."""
     try:
         return agent.read_output(json.loads(content))

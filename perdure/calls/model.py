@@ -10,7 +10,7 @@ from typing import Any
 
 from temporalio import activity
 
-from ..agent.spec import AgentSpec as Agent
+from ..agent.spec import AgentSpec
 from ..errors import ContentFilterError, MalformedReplyError, ModelSlipError, ProviderError, TruncatedStreamError
 from ..loop.refused_content import ContentWithholder, filter_present_withheld, find_last_withheld
 from ..loop.transcript import sanitize_parts
@@ -36,7 +36,7 @@ ComputeCost = Callable[[str, str, Usage, str | None], float | None]
 class ModelActivity:
     """Calls models. :class:`IterationStage` builds the request and reads the reply."""
 
-    def __init__(self, provider: Callable[[Agent], Provider], cost: ComputeCost) -> None:
+    def __init__(self, provider: Callable[[AgentSpec], Provider], cost: ComputeCost) -> None:
         """``provider`` returns the provider of an agent's models, ``cost`` the price of a call in USD."""
         self._provider = provider
         self._compute_cost = cost
@@ -84,7 +84,7 @@ class ModelActivity:
         return message
 
     async def _call_with_containment(
-        self, agent: Agent, call: RequestCall, request: ModelRequest
+        self, agent: AgentSpec, call: RequestCall, request: ModelRequest
     ) -> tuple[Completed, tuple[Withheld, ...]]:
         """Call the model; after each refusal by the API, call it again without the refused content. Return the reply
         and the withheld content.
@@ -168,7 +168,7 @@ def _add_left_out(provider: Provider, call: RequestCall, request: ModelRequest) 
     call.recording.left_out += [name for name in names if name not in call.recording.left_out]
 
 
-def _find_requested_model(agent: Agent, provider: str) -> str | None:
+def _find_requested_model(agent: AgentSpec, provider: str) -> str | None:
     """Return the name by which ``agent`` requested the model; None if it may be one of several."""
     names = [model.name for model in agent.chain if len(agent.chain) == 1 or model.provider == provider]
     return names[0] if len(names) == 1 else None

@@ -10,7 +10,7 @@ import copy
 from dataclasses import replace
 from typing import Any
 
-from ..agent.spec import AgentSpec as Agent
+from ..agent.spec import AgentSpec
 from ..agent.validation import check_model_settings
 from ..errors import DefinitionError
 from ..hooks import AuthorRunner, Hook, HookArguments, HookEvent, HookSet, Veto, run_hooks, select_hooks
@@ -96,7 +96,7 @@ def _build_veto_reply(veto: Veto) -> Message:
     return Message(role="assistant", parts=parts, finish_reason="veto", usage=Usage(), cost_usd=0.0)
 
 
-def _check_hook_settings(hook: Hook, agent: Agent, request: ModelRequest) -> None:
+def _check_hook_settings(hook: Hook, agent: AgentSpec, request: ModelRequest) -> None:
     """Raise ``HookError`` for settings of a hook that the models do not take. An agent's are checked when it is
     defined; a hook's only now."""
     try:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, TypeVar
 
-from ..agent.spec import AgentSpec as Agent
+from ..agent.spec import AgentSpec
 from ..context.auth import AuthContext
 from ..hooks import HookSet, list_hook_events
 from ..ports import Cache, Journal, Store, TranscriptChain
@@ -112,7 +112,7 @@ class Parts:
     setup: AgentSetup
     authorise: Callable[[CallFacts], Awaitable[AuthContext | None]] | None
     """Returns a run's ``auth_context``."""
-    can_force_tool: Callable[[Agent], bool]
+    can_force_tool: Callable[[AgentSpec], bool]
     """Whether an agent's models can be forced to call a tool."""
     tool_contexts: ToolContextFactory
     call_tool: NextTool

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 from pydantic import ValidationError
 
-from ..agent.spec import AgentSpec as Agent
+from ..agent.spec import AgentSpec
 from ..errors import StoreError
 from ..hooks import HookEvent, HookSet, list_hook_events
 from ..ports import Commit, MemoryWrite, ModelRequest
@@ -98,7 +98,7 @@ class ReplyCacheStage:
         call.recording.memory_writes.append(MemoryWrite(place, name, None))
         return reply
 
-    def _can_cache_reply(self, agent: Agent) -> bool:
+    def _can_cache_reply(self, agent: AgentSpec) -> bool:
         """Whether the author's code reads replies, and may fail or be slow, and no hook may change them."""
         events = list_hook_events(self._worker_hooks, agent.hooks)
         if REPLY_CHANGING_HOOK in events:
@@ -128,7 +128,7 @@ def _parse_cached_reply(body: bytes) -> CachedReply | None:
         return None
 
 
-def hash_request(agent: Agent, request: ModelRequest) -> str:
+def hash_request(agent: AgentSpec, request: ModelRequest) -> str:
     """Return the SHA-256 of a request and the agent's models (hex). Of long conversations it takes only the message
     count and the last ``HASHED_MESSAGES`` messages."""
     messages = request.messages

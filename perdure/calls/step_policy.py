@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from ..agent.spec import AgentSpec as Agent
+from ..agent.spec import AgentSpec
 from ..errors import BranchError, DefinitionError, PerdureError, build_error
 from ..hooks import Hook, HookArguments, run_hooks
 from ..hooks.branch import Branch, Branches, LeftError
@@ -113,7 +113,7 @@ class StepBranches:
                 hint="Ask an agent that has the others as subagents, or spread them over several steps.",
             )
 
-    def _read_models(self, agent: Agent, model: Any) -> tuple[str, ...]:
+    def _read_models(self, agent: AgentSpec, model: Any) -> tuple[str, ...]:
         if model is None:
             return ()
         given = list(model) if isinstance(model, Sequence) and not isinstance(model, str) else model
@@ -184,12 +184,12 @@ def _read_branch_agent(agent: Any) -> str:
         return agent_name(agent)
     except DefinitionError:
         raise DefinitionError(
-            f"step.branch asks an Agent, or the name of one, not {agent!r:.100}",
+            f"step.branch asks an AgentSpec, or the name of one, not {agent!r:.100}",
             hint='For instance await step.branch("critic", "Is this enough?").',
         ) from None
 
 
-def _read_branch_message(agent: Agent, message: Any) -> tuple[str | None, bool]:
+def _read_branch_message(agent: AgentSpec, message: Any) -> tuple[str | None, bool]:
     """Return the text of the message to ``agent``, and whether it is JSON of its input type. Raises
     ``DefinitionError``."""
     if message is None:
@@ -225,7 +225,7 @@ def _build_branch_request(
 class StepResult:
     """The policy's changes to a call; ``call.prefix`` and ``call.new_messages`` are changed in place."""
 
-    agent: Agent
+    agent: AgentSpec
     """The agent of the call, with the policy's overrides."""
     finish: FinalAnswer | None
     """The answer, if no model is to be called."""
@@ -258,7 +258,7 @@ class StepPolicy:
         self._hook_runner = firing
 
     async def run_policy(
-        self, base_agent: Agent, agent: Agent, call: ConversationCall[ModelInput], ctx: RunContext[Any]
+        self, base_agent: AgentSpec, agent: AgentSpec, call: ConversationCall[ModelInput], ctx: RunContext[Any]
     ) -> StepResult | BranchWait | None:
         """Let the policy change ``call``; None if it changes nothing. ``base_agent`` is ``agent`` without overrides.
 
@@ -275,7 +275,7 @@ class StepPolicy:
 class _PolicyAttempt:
     """One run of the policy."""
 
-    def __init__(self, agents: Agents, base: Agent, agent: Agent, call: ConversationCall[ModelInput]) -> None:
+    def __init__(self, agents: Agents, base: AgentSpec, agent: AgentSpec, call: ConversationCall[ModelInput]) -> None:
         self._agents = agents
         self._base_agent = base
         self._agent = agent

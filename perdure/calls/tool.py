@@ -16,7 +16,7 @@ from typing import Any, Protocol, cast
 from temporalio import activity
 from temporalio.common import RawValue
 
-from ..agent.spec import AgentSpec as Agent
+from ..agent.spec import AgentSpec
 from ..context.memory import MemoryWrites
 from ..errors import PerdureError, ToolError
 from ..hooks.dispatch import is_same_json
@@ -206,7 +206,7 @@ class ToolActivity:
         except Exception as error:  # also an author's validator's
             return _build_error_output(call, format_error(error), error)
 
-    async def _find_tool(self, agent: Agent, call: ToolCall, context: ToolContext[Any]) -> Tool | None:
+    async def _find_tool(self, agent: AgentSpec, call: ToolCall, context: ToolContext[Any]) -> Tool | None:
         """Find the tool: of the agent's toolsets, of the agent, or of the worker. Raises ``ToolError`` for a tool of a
         toolset that has changed."""
 
@@ -264,7 +264,7 @@ class ToolActivity:
         return context
 
 
-def _bind_tool_call(agent: Agent, tool: Tool, call: ToolCall, context: ToolContext[Any]) -> Callable[[], Any]:
+def _bind_tool_call(agent: AgentSpec, tool: Tool, call: ToolCall, context: ToolContext[Any]) -> Callable[[], Any]:
     """Return a function that runs all of the author's code of a call (validators, the function, serialisers), to be
     called on the author's side."""
     arguments = dict(call.arguments)

@@ -11,7 +11,7 @@ import copy
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from ..agent.spec import AgentSpec as Agent
+from ..agent.spec import AgentSpec
 from ..context.memory import MemoryWrites
 from ..hooks import (
     AuthorRunner,
@@ -56,7 +56,7 @@ class ToolHookStage:
     def __init__(
         self,
         run: AuthorRunner,
-        find_agent: Callable[[str], Agent],
+        find_agent: Callable[[str], AgentSpec],
         find_tool: FindTool,
         contexts: ToolContextFactory,
         worker: HookSet | None = None,
@@ -90,7 +90,7 @@ class _ToolCallHooks:
     """
 
     def __init__(
-        self, run: AuthorRunner, agent: Agent, context: ToolContext[Any], hooks: dict[HookEvent, tuple[Hook, ...]]
+        self, run: AuthorRunner, agent: AgentSpec, context: ToolContext[Any], hooks: dict[HookEvent, tuple[Hook, ...]]
     ) -> None:
         self._run_author_code = run
         self._agent = agent

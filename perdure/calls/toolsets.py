@@ -15,7 +15,7 @@ from functools import partial
 from time import monotonic
 from typing import Any
 
-from ..agent.spec import AgentSpec as Agent
+from ..agent.spec import AgentSpec
 from ..errors import DefinitionError, PerdureError, ToolError, ToolsetError
 from ..ports import Blob, Cache, Toolset
 from ..ports.grants import GrantAccess
@@ -80,8 +80,8 @@ class Toolsets:
         self._list_cache = taken
 
     async def add_offered_tools(
-        self, agent: Agent, call: ConversationCall[Any], ctx: RunContext[Any]
-    ) -> tuple[Agent, BlobRef | None]:
+        self, agent: AgentSpec, call: ConversationCall[Any], ctx: RunContext[Any]
+    ) -> tuple[AgentSpec, BlobRef | None]:
         """Return ``agent`` with the tools of its toolsets, and the list that the run pins with this call, if any; its
         blob is put into the call.
 
@@ -103,7 +103,7 @@ class Toolsets:
         return agent.with_tools(ref.hash, lambda: map(ToolsetTool, rows)), pinned
 
     async def _choose_lists(
-        self, agent: Agent, recorded: tuple[PinnedTool, ...] | None, ctx: RunContext[Any], left_out: list[str]
+        self, agent: AgentSpec, recorded: tuple[PinnedTool, ...] | None, ctx: RunContext[Any], left_out: list[str]
     ) -> tuple[PinnedTool, ...]:
         """Return all lists together, and add the names of tools that are not in them to ``left_out``. A run with pinned
         lists renews only those of toolsets with ``on_change="refresh"``, and provisional ones, and keeps its own if
@@ -131,7 +131,7 @@ class Toolsets:
             logger.warning("a run of agent %s keeps its lists of tools: %s", agent.name, error)
             return recorded
 
-    async def find_tool(self, agent: Agent, call: ToolCall, context: MakeContext) -> Tool | None:
+    async def find_tool(self, agent: AgentSpec, call: ToolCall, context: MakeContext) -> Tool | None:
         """Return the tool of ``call``, if it is of a toolset; else None.
 
         Raises ``ToolError``, for the model, if the tool is no longer there, has changed, or cannot be listed.
@@ -162,7 +162,7 @@ class Toolsets:
             )
         return present.tools[row.name]
 
-    async def close(self, agents: Iterable[Agent]) -> None:
+    async def close(self, agents: Iterable[AgentSpec]) -> None:
         """Close the toolsets of ``agents``, and drop all lists."""
         self._lists.clear()
         for toolset in {id(one): one for agent in agents for one in agent.toolsets}.values():
@@ -173,7 +173,7 @@ class Toolsets:
 
     # --- client tools
 
-    async def add_client_tools(self, agent: Agent, call: ConversationCall[Any], reserved: Toolbox) -> Agent:
+    async def add_client_tools(self, agent: AgentSpec, call: ConversationCall[Any], reserved: Toolbox) -> AgentSpec:
         """Return ``agent`` with the tools that the turn's client has declared. Those that have the name of a tool of
         the agent, or of a ``reserved`` one, are left out, and reported (``call.recording.left_out``).
 
@@ -292,7 +292,7 @@ def _describe_toolset_error(error: Exception) -> str:
     return f"it did not return within {TOOLSET_TIMEOUT:g} s" if isinstance(error, OverdueError) else format_error(error)
 
 
-def settle_tool_names(agent: Agent, rows: Sequence[PinnedTool]) -> tuple[PinnedTool, ...]:
+def settle_tool_names(agent: AgentSpec, rows: Sequence[PinnedTool]) -> tuple[PinnedTool, ...]:
     """Return ``rows`` under names of which no two are equal: a tool whose name had to be changed gives way, with a
     suffix. Raises ``DefinitionError`` for two tools that really have one name."""
     known = {tool.name: tool.where for tool in agent.toolbox} | {FINISH_TOOL: "the engine"}
