@@ -38,7 +38,7 @@ from ..types.wire import (
     ToolInput,
     ToolOutput,
 )
-from .heartbeat import Heartbeat, measure_agent_missing
+from .heartbeat import Heartbeat, RunningHeartbeats, measure_agent_missing
 from .loop_watch import WatchedCall, check_blocks, watched
 from .retries import RetryDecision, decide_retry
 from .stage import CollectCall, ModelCall, ModelReply, NextModel, NextTool, Stages, ToolCall
@@ -82,16 +82,18 @@ class StageInterceptor(Interceptor):
         ours: Callable[[Callable[..., Any]], bool],
         indexed: FindSearchAttributes | None = None,
         journal: Journal | None = None,
+        heartbeats: RunningHeartbeats | None = None,
     ) -> None:
         self._build_stages = stages
         self._is_own_activity = ours
         self._find_attributes = indexed
         self._journal = journal
+        self._heartbeats = heartbeats
 
     def intercept_activity(self, next: ActivityInboundInterceptor) -> ActivityInboundInterceptor:
         """See base class."""
         return _StageInboundInterceptor(
-            next, self._build_stages(), self._is_own_activity, self._find_attributes, self._journal
+            next, self._build_stages(), self._is_own_activity, self._find_attributes, self._journal, self._heartbeats
         )
 
 
@@ -109,8 +111,10 @@ class _StageInboundInterceptor(ActivityInboundInterceptor):
         ours: Callable[[Callable[..., Any]], bool],
         indexed: FindSearchAttributes | None,
         journal: Journal | None,
+        heartbeats: RunningHeartbeats | None,
     ) -> None:
         super().__init__(next)
+        self._heartbeats = heartbeats
         self._stages = stages
         self._is_own_activity = ours
         self._find_attributes = indexed
@@ -121,7 +125,7 @@ class _StageInboundInterceptor(ActivityInboundInterceptor):
             return await self.next.execute_activity(input)
         call: ActivityCall | None = None
         try:
-            async with Heartbeat():
+            async with Heartbeat(self._heartbeats):
                 try:
                     call = _parse_activity_input(input)
                     watched_call = _build_watched_call(call)

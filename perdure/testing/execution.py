@@ -32,6 +32,7 @@ from ..stages.retries import decide_retry
 from ..stages.stage import CollectCall, ModelCall, ToolCall
 from ..temporal_errors import ACCEPTED_UPDATE_ENDED
 from ..types.interface import SEARCH_ATTRIBUTES, WORKFLOW_TYPE
+from ..types.limits import HEARTBEAT_SECONDS
 from ..types.wire import (
     COLLECT_ACTIVITY,
     MODEL_ACTIVITY,
@@ -349,6 +350,10 @@ class Execution(Host):
     def now(self) -> datetime:
         """See ``Host``."""
         return datetime.now(UTC)
+
+    def heartbeat_seconds(self) -> float:
+        """See ``Host``. Calls in this process do not heartbeat."""
+        return HEARTBEAT_SECONDS
 
     def all_handlers_finished(self) -> bool:
         """See ``Host``."""

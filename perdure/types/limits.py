@@ -19,6 +19,11 @@ from pydantic import (
 from ..errors import DefinitionError
 from .messages import Data
 
+HEARTBEAT_SECONDS = 2.0
+"""Default of the seconds between two heartbeats of an activity."""
+HEARTBEATS_IN_TIMEOUT = 3
+"""Intervals without a heartbeat after which a worker is lost."""
+
 # ---
 # Durations as people write them: ``90`` (seconds), ``"30s"``, ``"15m"``, ``"1h"``, ``"7d"``, ``"1h30m"``.
 
