@@ -98,6 +98,17 @@ class NewerStateError(InvalidInputError):
     retryable = True
 
 
+class RetryLaterError(PerdureError):
+    """A call has not failed, and is to be made again in ``seconds``: a rate is used up, for instance. It counts as no
+    attempt, and no ``error`` event or ``on_error`` hook tells of it. A provider of your own may raise it."""
+
+    retryable = True
+
+    def __init__(self, message: str, *, seconds: float, hint: str | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.seconds = seconds
+
+
 class RunError(PerdureError):
     """A run ended without an answer."""
 

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from ..agent.agent import Agent
-from ..errors import AgentNotFoundError, DefinitionError, ParseError
+from ..errors import AgentNotFoundError, DefinitionError, ParseError, RetryLaterError
 from ..hooks import Hook, HookArguments, HookEvent, HookSet, list_hook_events, run_hooks, select_hooks
 from ..hooks.dispatch import (
     build_hook_error,
@@ -312,6 +312,8 @@ class HookRunner:
         self, agent: Agent, call: ConversationCall, ctx: RunContext[Any], error: Exception
     ) -> None:
         """Run hooks on a failed attempt. The failure of a hook is logged. Raises ``AbortError``."""
+        if isinstance(error, RetryLaterError):
+            return
         given: HookArguments = {"error": error, "error_type": type(error).__name__, "name": MODEL_ACTIVITY}
         given |= {"attempt": call.attempt, "ctx": ctx}
         await run_observing_hooks(self._author.run, self.find_hooks("on_error", agent), given)

@@ -539,7 +539,7 @@ def build_failure_events(call: ModelCall | ToolCall, decision: RetryDecision) ->
         retry_in=None if final else decision.delay,
         call_id=tool.call_id if tool else None,
     )
-    events = [NewEvent(error)]
+    events = [NewEvent(error)] if decision.is_failure else []
     if isinstance(call, ModelCall) and call.input.purpose == "remind":
         return events  # the run waits on
     if isinstance(call, ModelCall):

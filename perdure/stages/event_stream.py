@@ -50,8 +50,7 @@ from .event_builders import (
     build_reminder_events,
     build_reply_events,
 )
-from .heartbeat import measure_agent_missing
-from .retries import decide_retry
+from .retries import decide_attempt
 from .stage import ModelCall, ModelReply, NextModel, NextTool, ToolCall
 
 # ---
@@ -278,7 +277,7 @@ class FailuresStage:
             return  # the events are another run's
         events = [
             *call.pending_events,
-            *build_failure_events(call, decide_retry(error, call.attempt, measure_agent_missing(error))),
+            *build_failure_events(call, decide_attempt(error)),
         ]
         # A reminder runs beside tools, and these are not late because of it.
         advances = isinstance(call, ModelCall) and call.input.purpose != "remind"

@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar, copy_context
 from types import TracebackType
 from typing import TypeVar
@@ -32,6 +33,50 @@ _AGENT_MISSING_SINCE = "agent missing since"
 ValueT = TypeVar("ValueT", int, str)
 
 _current_heartbeat: ContextVar[Heartbeat | None] = ContextVar("perdure_heartbeat", default=None)
+_current_values: ContextVar[AttemptValues | None] = ContextVar("perdure_attempt_values", default=None)
+
+
+class AttemptValues:
+    """What the attempts of a call pass on, each to the next ones. Temporal keeps it: the last heartbeat of an attempt
+    that ended without one of its own, or with its worker, is that of the attempt before."""
+
+    def __init__(
+        self, kept: dict[str, int | str] | None = None, on_change: Callable[[], object] = lambda: None
+    ) -> None:
+        """``kept`` is what earlier attempts passed on, and is changed."""
+        self.kept = {} if kept is None else kept
+        self._on_change = on_change
+        self._counted: set[str] = set()
+
+    def get(self, name: str, default: ValueT) -> ValueT:
+        """Return what :meth:`set` stored in this attempt or an earlier one, if it has the type of ``default``."""
+        value = self.kept.get(name, default)
+        return value if isinstance(value, type(default)) else default
+
+    def set(self, name: str, value: int | str) -> None:
+        """Store ``value`` for this attempt and the next ones."""
+        if self.kept.get(name) != value:
+            self.kept[name] = value
+            self._on_change()
+
+    def count(self, name: str) -> int:
+        """Count this attempt under ``name``, once; return how many attempts are counted."""
+        counted = self.get(name, 0)
+        if name in self._counted:
+            return counted
+        self._counted.add(name)
+        self.set(name, counted + 1)
+        return counted + 1
+
+
+@contextmanager
+def passing_on(values: AttemptValues) -> Iterator[None]:
+    """Within the block, an attempt has and changes ``values``."""
+    token = _current_values.set(values)
+    try:
+        yield
+    finally:
+        _current_values.reset(token)
 
 
 class RunningHeartbeats:
@@ -74,7 +119,7 @@ class Heartbeat:
         """``running``: where it is found by nudges."""
         self._running = running
         self._details: tuple[object, ...] = ()
-        self._values: dict[str, int | str] = {}
+        self._values = AttemptValues(on_change=lambda: self._context.run(self._send))
         self._timer: asyncio.TimerHandle | None = None
         self._hastened: list[asyncio.TimerHandle] = []
         self._sent_at = -math.inf
@@ -88,7 +133,8 @@ class Heartbeat:
         self._interval = HEARTBEAT_SECONDS if timeout is None else timeout.total_seconds() / HEARTBEATS_IN_TIMEOUT
         for details in info.heartbeat_details:  # of the previous attempt, which includes the values of earlier ones
             if isinstance(details, dict) and isinstance(kept := details.get("kept"), dict):
-                self._values = {name: value for name, value in kept.items() if isinstance(value, int | str)}
+                self._values.kept = {name: value for name, value in kept.items() if isinstance(value, int | str)}
+        self._values_token = _current_values.set(self._values)
         self._context = copy_context()  # the activity's: heartbeat() finds its activity there
         self._run_id = info.workflow_id or ""
         if self._running is not None:
@@ -106,6 +152,7 @@ class Heartbeat:
             self._running.remove(self._run_id, self)
         if self._is_unsent and error is not None:  # Temporal keeps the last details of a failed attempt
             self._heartbeat(*self._build_details())
+        _current_values.reset(self._values_token)
         _current_heartbeat.reset(self._token)
 
     def hasten(self) -> None:
@@ -124,17 +171,6 @@ class Heartbeat:
     def set_details(self, *details: object) -> None:
         """Set the details of the next heartbeats; shown as the reason of a stuck run."""
         self._details = details
-
-    def get_value(self, name: str, default: ValueT) -> ValueT:
-        """Return what :meth:`set_value` stored in this attempt or an earlier one, if it has the type of ``default``."""
-        value = self._values.get(name, default)
-        return value if isinstance(value, type(default)) else default
-
-    def set_value(self, name: str, value: int | str) -> None:
-        """Store ``value`` for this attempt and the next ones."""
-        if self._values.get(name) != value:
-            self._values[name] = value
-            self._context.run(self._send)
 
     def build_reporter(self) -> Callable[..., None]:
         """Return a function that sets the author's details, and heartbeats if the last one is an interval ago; callable
@@ -167,7 +203,7 @@ class Heartbeat:
         self._schedule_tick()
 
     def _build_details(self) -> tuple[object, ...]:
-        return (*self._details, *([{"kept": self._values}] if self._values else []))
+        return (*self._details, *([{"kept": self._values.kept}] if self._values.kept else []))
 
 
 def report_waiting(reason: str) -> None:
@@ -176,28 +212,21 @@ def report_waiting(reason: str) -> None:
         current.set_details(*([{"waiting": reason}] if reason else []))
 
 
-def get_attempt_value(name: str, default: ValueT) -> ValueT | None:
-    """Return the value that the attempts of the current activity stored under ``name``; None outside an activity."""
-    current = _current_heartbeat.get()
-    return None if current is None else current.get_value(name, default)
-
-
-def set_attempt_value(name: str, value: int | str) -> bool:
-    """Store ``value`` for the current activity's next attempts. Return whether there is an activity."""
-    if (current := _current_heartbeat.get()) is not None:
-        current.set_value(name, value)
-    return current is not None
+def get_attempt_values() -> AttemptValues:
+    """Return the values of the current attempt; outside an attempt, empty ones that nothing keeps."""
+    return _current_values.get() or AttemptValues()
 
 
 def measure_agent_missing(error: Exception) -> float:
     """Return the seconds since the first of the activity's attempts that did not find its agent; this one has failed
     with ``error``. Uses the server's clock: each attempt may run on another machine."""
-    if (current := _current_heartbeat.get()) is None:
+    if _current_heartbeat.get() is None:
         return 0.0
+    values = get_attempt_values()
     now, since = activity.info().started_time.timestamp(), 0
     if isinstance(error, AgentNotFoundError):
-        since = current.get_value(_AGENT_MISSING_SINCE, 0) or int(now)
-    current.set_value(_AGENT_MISSING_SINCE, since)
+        since = values.get(_AGENT_MISSING_SINCE, 0) or int(now)
+    values.set(_AGENT_MISSING_SINCE, since)
     return now - since if since else 0.0
 
 

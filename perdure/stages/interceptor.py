@@ -17,7 +17,7 @@ from typing import Any
 
 from temporalio import activity
 from temporalio.common import RawValue
-from temporalio.exceptions import ApplicationError
+from temporalio.exceptions import ApplicationError, ApplicationErrorCategory
 from temporalio.service import RPCError
 from temporalio.worker import ActivityInboundInterceptor, ExecuteActivityInput, Interceptor
 
@@ -38,9 +38,9 @@ from ..types.wire import (
     ToolInput,
     ToolOutput,
 )
-from .heartbeat import Heartbeat, RunningHeartbeats, measure_agent_missing
+from .heartbeat import Heartbeat, RunningHeartbeats
 from .loop_watch import WatchedCall, check_blocks, watched
-from .retries import RetryDecision, decide_retry
+from .retries import RetryDecision, compute_backoff, decide_attempt
 from .stage import CollectCall, ModelCall, ModelReply, NextModel, NextTool, Stages, ToolCall
 
 # ---
@@ -138,7 +138,7 @@ class _StageInboundInterceptor(ActivityInboundInterceptor):
                 except Exception as error:
                     if not isinstance(error, PerdureError):
                         logger.exception("%s failed", activity.info().activity_type)
-                    verdict = decide_retry(error, activity.info().attempt, measure_agent_missing(error))
+                    verdict = decide_attempt(error)
                     nothing_recorded = call is not None and call.nothing_recorded
                     raise _build_application_error(verdict, nothing_recorded=nothing_recorded) from None
         except asyncio.CancelledError:
@@ -227,13 +227,17 @@ def _build_watched_call(call: ActivityCall) -> WatchedCall:
 
 def _build_application_error(verdict: RetryDecision, *, nothing_recorded: bool) -> ApplicationError:
     """Build the error for Temporal: the class by its name, whether to retry, and when."""
+    delay, info = verdict.delay, activity.info()
+    if delay is None and 0 < verdict.failures < info.attempt and info.retry_policy is not None:
+        delay = compute_backoff(verdict.failures, info.retry_policy)
     return ApplicationError(
         verdict.message,
         *verdict.details,
         *([NOTHING_RECORDED] if nothing_recorded else []),
         type=verdict.error_type,
         non_retryable=not verdict.retry,
-        next_retry_delay=None if verdict.delay is None else timedelta(seconds=verdict.delay),
+        next_retry_delay=None if delay is None else timedelta(seconds=delay),
+        category=ApplicationErrorCategory.UNSPECIFIED if verdict.is_failure else ApplicationErrorCategory.BENIGN,
     )
 
 

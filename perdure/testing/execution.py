@@ -27,8 +27,9 @@ from temporalio.exceptions import ActivityError, ApplicationError, ChildWorkflow
 from temporalio.exceptions import CancelledError as TemporalCancelledError
 
 from ..ports import timestamp
+from ..stages.heartbeat import AttemptValues, passing_on
 from ..stages.interceptor import attach_search_attributes
-from ..stages.retries import decide_retry
+from ..stages.retries import decide_attempt
 from ..stages.stage import CollectCall, ModelCall, ToolCall
 from ..temporal_errors import ACCEPTED_UPDATE_ENDED
 from ..types.interface import SEARCH_ATTRIBUTES, WORKFLOW_TYPE
@@ -58,8 +59,9 @@ logger = logging.getLogger("perdure.testing")
 
 _TOOL_INPUT_FIELDS = {"scope", "op", "context_id", "call_id", "name"}
 """Fields of the input of the engine's own tool activities."""
-MAX_ATTEMPTS = 25
-"""How often a call with a retryable failure is tried: Temporal would continue, but a test must end."""
+MAX_ATTEMPTS, MAX_WAITS = 25, 1000
+"""How often a call with a retryable failure is tried, and one that is to be made later: Temporal would continue, but a
+test must end."""
 
 
 class ActivityRunner:
@@ -77,26 +79,29 @@ class ActivityRunner:
         if name not in (MODEL_ACTIVITY, COLLECT_ACTIVITY) and not plain.keys() >= _TOOL_INPUT_FIELDS:
             return await self._run_remote_tool(name.removeprefix(TOOL_ACTIVITY_PREFIX), plain)
         number, asked_at, scheduled = next(self._numbers), timestamp(datetime.now(UTC)), monotonic()
-        attempt = 0
+        attempt, failures, kept = 0, 0, dict[str, int | str]()
         while True:
             attempt += 1
             owner = f"{self._run_id}/{number}/{attempt}"
             call = _parse_input(name, plain, scheduled, owner=owner, attempt=attempt, asked_at=asked_at)
             try:
-                output = await self._run_attempt(call)
+                with passing_on(AttemptValues(kept)):
+                    try:
+                        output = await self._run_attempt(call)
+                        return json.loads(output.model_dump_json(exclude_none=True))
+                    except Exception as error:
+                        decision = decide_attempt(error)
             except asyncio.CancelledError:
                 if call.nothing_recorded:
                     raise TemporalCancelledError("Cancelled", NOTHING_RECORDED) from None
                 raise
-            except Exception as error:
-                decision = decide_retry(error, attempt)
-                if decision.retry and attempt < MAX_ATTEMPTS:
-                    await asyncio.sleep(0)  # at once, whatever the requested delay
-                    continue
-                text = decision.message + (f" (given up after {attempt} attempts)" if decision.retry else "")
-                details = (*decision.details, *([NOTHING_RECORDED] if call.nothing_recorded else []))
-                raise ApplicationError(text, *details, type=decision.error_type, non_retryable=True) from None
-            return json.loads(output.model_dump_json(exclude_none=True))
+            failures += decision.is_failure
+            if decision.retry and failures < MAX_ATTEMPTS and attempt - failures < MAX_WAITS:
+                await asyncio.sleep(0)  # at once, whatever the requested delay
+                continue
+            text = decision.message + (f" (given up after {attempt} attempts)" if decision.retry else "")
+            details = (*decision.details, *([NOTHING_RECORDED] if call.nothing_recorded else []))
+            raise ApplicationError(text, *details, type=decision.error_type, non_retryable=True) from None
 
     async def _run_remote_tool(self, name: str, arguments: dict[str, Any]) -> Any:
         """Run a remote tool: call the tool of the same name in ``scripted(tools=…)`` in its place."""
