@@ -32,6 +32,7 @@ _LISTENS = "0A"
 _SETTLE = 2.5
 """Seconds after which the metric has what was done: the server gathers for one."""
 _TIMES = 5
+_OF_CALLS = ("command_ScheduleActivityTask", "grpc_RecordActivityTaskHeartbeat")
 
 
 class ActionCounter:
@@ -131,13 +132,13 @@ async def _count_requests(lab: Lab, counter: ActionCounter, scale: Scale) -> dic
 
         start, message = await count(lambda: run("talking")), await count(send)
         waiting: Run = await client.start("waiting", "Go.", mode="session")
-        kinds = ("grpc_UpdateWorkflowExecution", "command_StartTimer", "grpc_PollWorkflowExecutionUpdate")
         waited = await counter.count(lambda: waiting.turn().result())
         return {
             "start of a run, with its only model call": start,
             "message to a session, with its model call": message,
             "read of the status": await count(session.status),
-            f"wait for an answer, {scale.actions_wait_ms / 1000:g} s": sum(waited[kind] for kind in kinds),
+            f"wait for an answer, {scale.actions_wait_ms / 1000:g} s": waited.total()
+            - sum(waited[kind] for kind in _OF_CALLS),
             "call of a subagent, with its model call": await count(lambda: run("parent")) - 2 - start + 1,
             "call that is approved": await count(run_approved) - start - 1,
         }

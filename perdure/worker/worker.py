@@ -150,12 +150,10 @@ class Worker:
             max_concurrent_activities=max_concurrent_activities,
             max_task_queue_activities_per_second=rate,
             deployment_config=build_deployment_config(self.deployment_version),
-            # Zero is the SDK's default and would count as unset.
-            graceful_shutdown_timeout=max(self.drain, timedelta(milliseconds=1)),
+            graceful_shutdown_timeout=max(self.drain, timedelta(milliseconds=1)),  # zero would count as unset
         )
         self._temporal, self._store_url = client.temporal, store_url or client.store_url
-        self._engine, self._waits_for_store = plugin.engine, wait_for_store
-        self._open = AsyncExitStack()
+        self._engine, self._waits_for_store, self._open = plugin.engine, wait_for_store, AsyncExitStack()
 
     @property
     def agents(self) -> tuple[Agent, ...]:
