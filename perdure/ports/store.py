@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Literal, Protocol, TypeVar
@@ -138,22 +138,6 @@ class EventLog(Protocol):
     async def wait_for_event(self, context_id: str, after: int, timeout: float) -> int:
         """Wait, ``timeout`` seconds at most, for a number after ``after`` in the stream of the conversation's events,
         possibly of another run there; return the last number by then, 0 if there is none."""
-
-
-class Nudges(Protocol):
-    """Asks workers to heartbeat the activities of a run at once: a cancellation arrives with the answer to a heartbeat.
-
-    A nudge changes nothing, is not kept, and may be lost, late, repeated or forged: without it a worker heartbeats at
-    its interval.
-    """
-
-    async def nudge(self, run_id: str) -> None:
-        """Nudge the workers that have activities of the run, or of runs below it. Raises ``StoreError``."""
-
-    def watch_nudges(self, on_nudge: Callable[[str], object]) -> Callable[[], None]:
-        """Call ``on_nudge`` with the id of each run that is nudged, on the running event loop, until the returned
-        function is called. Never raises: nudges that cannot be read are lost."""
-        ...
 
 
 # ---
@@ -593,18 +577,7 @@ class AgentRegistry(Protocol):
 
 
 class Store(
-    Journal,
-    Transcripts,
-    Runs,
-    Turns,
-    SharedMemory,
-    EventLog,
-    Nudges,
-    UsageLog,
-    AgentRegistry,
-    Surfaces,
-    Retention,
-    Protocol,
+    Journal, Transcripts, Runs, Turns, SharedMemory, EventLog, UsageLog, AgentRegistry, Surfaces, Retention, Protocol
 ):
     """All store protocols, in one database. ``store_id`` identifies the database permanently; it is known once the
     store is open."""

@@ -1,8 +1,8 @@
 """Heartbeats of an activity, the nudges that hasten them, and the values that its attempts pass on in them.
 
 A heartbeat is a billed action of Temporal's, and the only way by which a cancellation reaches an activity. So there are
-few of them, and the client that stops a run nudges its workers through the store (``perdure.ports.store.Nudges``): they
-heartbeat that run's activities at once. decision 069.
+few of them, and the client that stops a run nudges its workers through the store (``perdure.ports.nudges``): they
+heartbeat that run's activities at once. docs/decisions/069-heartbeats.md.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pydantic_core import to_jsonable_python
 from temporalio import activity
 
 from ..errors import AgentNotFoundError
-from ..ports.store import Nudges
+from ..ports.nudges import Nudges
 from ..types.limits import HEARTBEAT_SECONDS, HEARTBEATS_IN_TIMEOUT
 
 NUDGED_HEARTBEATS = (0.1, 0.6, 1.2, 2.0)

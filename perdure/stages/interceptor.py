@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from time import monotonic
-from typing import Any
+from typing import Any, Protocol
 
 from temporalio import activity
 from temporalio.common import RawValue
@@ -23,6 +23,7 @@ from temporalio.worker import ActivityInboundInterceptor, ExecuteActivityInput, 
 
 from ..errors import NewerStateError, PerdureError
 from ..ports import Journal, timestamp
+from ..ports.nudges import Nudges
 from ..types.interface import PENDING_ATTRIBUTE
 from ..types.schema_version import check_schema_version
 from ..types.wire import (
@@ -73,6 +74,10 @@ REPORT_TIMEOUT = timedelta(seconds=5)
 """How long the answer to a cancellation may take."""
 
 
+class _JournalWithNudges(Journal, Nudges, Protocol):
+    """What is needed of a store."""
+
+
 class StageInterceptor(Interceptor):
     """Puts ``stages()`` around the activities whose function ``ours`` accepts."""
 
@@ -81,14 +86,13 @@ class StageInterceptor(Interceptor):
         stages: Callable[[], Stages],
         ours: Callable[[Callable[..., Any]], bool],
         indexed: FindSearchAttributes | None = None,
-        journal: Journal | None = None,
-        heartbeats: RunningHeartbeats | None = None,
+        store: _JournalWithNudges | None = None,
     ) -> None:
         self._build_stages = stages
         self._is_own_activity = ours
         self._find_attributes = indexed
-        self._journal = journal
-        self._heartbeats = heartbeats
+        self._journal = store
+        self._heartbeats = None if store is None else RunningHeartbeats(store)
 
     def intercept_activity(self, next: ActivityInboundInterceptor) -> ActivityInboundInterceptor:
         """See base class."""

@@ -8,7 +8,6 @@ import threading
 import uuid
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Iterable, Sequence
-from contextlib import suppress
 from importlib import import_module
 from typing import Any, NamedTuple, TypeVar
 
@@ -22,7 +21,7 @@ from ..types.events import Event, ModelRetracted, build_worker_lost_retraction, 
 from ..types.run_ids import build_run_id_error
 from . import event_log, migrations, retention, sql
 from .postgres_connection import PostgresPool, build_closed_error, parse_postgres_url, unescape_text, unescape_value
-from .postgres_notify import EventNotifications, get_nudge_channel
+from .postgres_notify import EventNotifications, get_nudge_channel, watch_nudges
 from .schema import shorten_key
 from .surfaces import SurfaceTables
 
@@ -565,27 +564,15 @@ class PostgresStore(SurfaceTables, sql.ListTables, retention.SqlRetention):
         return await self._get_notifications().wait_for_event(context_id, after, timeout)
 
     async def nudge(self, run_id: str) -> None:
-        """See :class:`perdure.ports.store.Nudges`. By any connection: PgBouncer passes it on in every mode."""
+        """See :class:`perdure.ports.nudges.Nudges`. By any connection: PgBouncer passes it on in every mode."""
         if channel := self._get_channel():
             notify = "SELECT pg_notify(:channel, :run_id)"
             await self._fetch(notify, channel=get_nudge_channel(channel), run_id=run_id)
 
     def watch_nudges(self, on_nudge: Callable[[str], object]) -> Callable[[], None]:
-        """See :class:`perdure.ports.store.Nudges`."""
-        loop, home = asyncio.get_running_loop(), self._get_home()
-
-        def receive(run_id: str) -> None:
-            with suppress(RuntimeError):  # the watcher's loop was closed meanwhile
-                loop.call_soon_threadsafe(on_nudge, unescape_text(run_id))
-
-        def run_at_home(work: Callable[[EventNotifications], None]) -> None:
-            if home is loop:
-                work(self._get_notifications())
-            elif home.is_running():
-                home.call_soon_threadsafe(lambda: work(self._get_notifications()))
-
-        run_at_home(lambda notifications: notifications.watch_nudges(receive))
-        return lambda: run_at_home(lambda notifications: notifications.unwatch_nudges(receive))
+        """See :class:`perdure.ports.nudges.Nudges`."""
+        home = self._get_home()
+        return watch_nudges(home, self._get_notifications, lambda run_id: on_nudge(unescape_text(run_id)))
 
     def _get_notifications(self) -> EventNotifications:
         if self._notifications is None:

@@ -5,7 +5,7 @@ server at commit. It names the streams that have new events with their last numb
 one. It may be lost with its process or its connection: so every second the last numbers of all awaited conversations
 are read, by one query.
 
-Nudges (``perdure.ports.store.Nudges``) have a channel of their own, so that a worker does not get all events.
+Nudges (``perdure.ports.nudges.Nudges``) have a channel of their own, so that a worker does not get all events.
 """
 
 from __future__ import annotations
@@ -312,6 +312,29 @@ class EventNotifications:
         await asyncio.gather(*tasks, return_exceptions=True)
         self._catcher = None
         self._drop_connection()
+
+
+def watch_nudges(
+    home: asyncio.AbstractEventLoop,
+    get_notifications: Callable[[], EventNotifications],
+    on_nudge: Callable[[str], object],
+) -> Callable[[], None]:
+    """Watch nudges from the running event loop, by the notifications of the event loop ``home``; returns what ends
+    it."""
+    loop = asyncio.get_running_loop()
+
+    def receive(run_id: str) -> None:
+        with suppress(RuntimeError):  # the watcher's loop was closed meanwhile
+            loop.call_soon_threadsafe(on_nudge, run_id)
+
+    def run_at_home(work: Callable[[EventNotifications], None]) -> None:
+        if home is loop:
+            work(get_notifications())
+        elif home.is_running():
+            home.call_soon_threadsafe(lambda: work(get_notifications()))
+
+    run_at_home(lambda notifications: notifications.watch_nudges(receive))
+    return lambda: run_at_home(lambda notifications: notifications.unwatch_nudges(receive))
 
 
 def get_nudge_channel(channel: str) -> str:

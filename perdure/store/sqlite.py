@@ -247,11 +247,11 @@ class SqliteStore(SurfaceTables, sql.ListTables, retention.SqlRetention):
         return await self._threads.watcher.wait_for_event(context_id, after, timeout)
 
     async def nudge(self, run_id: str) -> None:
-        """See :class:`perdure.ports.store.Nudges`."""
+        """See :class:`perdure.ports.nudges.Nudges`."""
         await self._run_write(write_nudge, run_id)
 
     def watch_nudges(self, on_nudge: Callable[[str], object]) -> Callable[[], None]:
-        """See :class:`perdure.ports.store.Nudges`."""
+        """See :class:`perdure.ports.nudges.Nudges`."""
         return (lambda: None) if self._open_threads is None else self._open_threads.watcher.watch_nudges(on_nudge)
 
     async def _select_rows(self, statement: str, **values: Any) -> list[Sequence[Any]]:

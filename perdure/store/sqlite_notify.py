@@ -2,7 +2,7 @@
 
 Another process's commit changes ``PRAGMA data_version`` of a connection, which takes a few microseconds to read; only
 after a change are the awaited conversations looked up, all of them by one query. Nudges
-(``perdure.ports.store.Nudges``) are rows, which are looked up with them.
+(``perdure.ports.nudges.Nudges``) are rows, which are looked up with them.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class EventWatcher:
             self._remove_waiter(waiter)
 
     def watch_nudges(self, on_nudge: Callable[[str], object]) -> Callable[[], None]:
-        """See :class:`perdure.ports.store.Nudges`."""
+        """See :class:`perdure.ports.nudges.Nudges`."""
         watcher = _NudgeWatcher(asyncio.get_running_loop(), on_nudge)
         with self._lock:
             if not self._closed:

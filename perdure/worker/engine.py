@@ -51,7 +51,7 @@ from ..providers.pricing import calculate_cost_usd
 from ..providers.registry import PROVIDER_ALIASES, get_provider, keep_providers_open, list_providers
 from ..stages.compaction import CompactionStage
 from ..stages.event_stream import EventsStage, FailuresStage
-from ..stages.heartbeat import RunningHeartbeats, build_heartbeat_reporter, report_waiting
+from ..stages.heartbeat import build_heartbeat_reporter, report_waiting
 from ..stages.hooks import HookStage
 from ..stages.inline_tools import InlineStage
 from ..stages.interceptor import StageInterceptor, TracingStage
@@ -384,9 +384,7 @@ class Engine:
         )
         self.collect, self.webhook = CollectActivity(self.store), WebhookActivity(self.store)
         attributes = self.search_attributes = SearchAttributeCheck()
-        self.interceptor = StageInterceptor(
-            lambda: self._stages, self._is_engine_activity, attributes, self.store, RunningHeartbeats(self.store)
-        )
+        self.interceptor = StageInterceptor(lambda: self._stages, self._is_engine_activity, attributes, self.store)
         self._stages: Stages
         self._users, self._opening, self._stack = 0, asyncio.Lock(), AsyncExitStack()
 

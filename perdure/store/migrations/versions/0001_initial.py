@@ -274,7 +274,7 @@ def _create_surfaces() -> None:
     )
     op.create_index("outbox_target", "outbox", ["target", "created_at"])
     _create_audit()
-    if op.get_context().dialect.name == "sqlite":  # PostgreSQL has NOTIFY; see perdure.ports.store.Nudges
+    if op.get_context().dialect.name == "sqlite":  # PostgreSQL has NOTIFY; see perdure.ports.nudges.Nudges
         op.create_table(
             "nudges",
             sa.Column("run_id", TEXT, primary_key=True),
