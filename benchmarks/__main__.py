@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import benchmarks
+from benchmarks.actions import MEASURED, actions
 from benchmarks.console import console
 from benchmarks.contestants import CONTESTANTS, HOOKED, is_installed
 from benchmarks.conversations import conversations
@@ -37,6 +38,7 @@ MEASURES = {
     "concurrent": concurrent,
     "history": histories,
     "recovery": recovery,
+    "actions": actions,
     "events": events,
     "streaming": streaming,
     "replies": replies,
@@ -65,6 +67,8 @@ async def measure(scale: Scale, only: Sequence[str]) -> dict[str, Figures]:
         who = []
     elif set(measures) <= {"database", "scaling", *APART}:
         who = [one for one in who if one.postgres] or [one for one in CONTESTANTS.values() if one.postgres]
+    elif measures == ["actions"]:
+        who = [one for one in who if one.name in MEASURED]
     elif set(measures) <= {"events", "streaming", *APART}:
         who = following(who) or following(chosen([]))  # no floor has to be there
     if not is_postgres_installed():

@@ -17,7 +17,7 @@ from temporalio.common import RetryPolicy
 # perdure's own (perdure/workflows/activity_options.py), written out: a floor stands for a program without perdure.
 OPTIONS: dict[str, Any] = {
     "start_to_close_timeout": timedelta(minutes=30),
-    "heartbeat_timeout": timedelta(seconds=5),
+    "heartbeat_timeout": timedelta(seconds=6),
     "retry_policy": RetryPolicy(initial_interval=timedelta(seconds=1), maximum_interval=timedelta(seconds=30)),
     "cancellation_type": workflow.ActivityCancellationType.WAIT_CANCELLATION_COMPLETED,
 }
@@ -200,7 +200,7 @@ def _heartbeats() -> Iterator[None]:
 
     def later() -> None:
         nonlocal timer
-        timer = loop.call_later(0.5, beat)
+        timer = loop.call_later(2.0, beat)
 
     later()
     try:

@@ -77,6 +77,10 @@ class Scale:
     """What a model call takes there."""
     long_model_ms: int = 6000
     """What one takes where it is measured again how workers add up: with it, CPUs are not what limits them."""
+    actions_ms: int = 5000
+    """What a model call takes where billable actions are counted."""
+    actions_wait_ms: int = 25_000
+    """How long a client waits for an answer there."""
     copied: int = 2000
     """Runs of a store that is copied."""
     web_reads: int = 1000
@@ -304,7 +308,7 @@ async def _kill(lab: Lab, one: Contestant) -> float:
     name = uuid.uuid4().hex
     handle = await lab.start(one, 3, TINY, kill=name)
     await _seen(lab, name, 1)
-    await asyncio.sleep(1.2)  # heartbeats have begun: a loss before the first is noticed no earlier
+    await asyncio.sleep(2.4)  # the first heartbeat has been sent: a loss counts from the last
     killed = time.time()
     await lab.workers[one.name].kill()
     new = await lab.start_worker(one)

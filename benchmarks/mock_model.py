@@ -6,6 +6,8 @@ reply to a request with 3 assistant messages in its middle, for good; ``GET /see
 (``time.time()``) at which that request arrived, and ``GET /calls`` says how many requests there have been. ``wait
 300`` at the end delays each reply by 300 ms. Streams if the request says so; all events leave in one write.
 
+``GET /delay/300`` delays every reply from then on by 300 ms, whatever its order says.
+
 ``GET /said`` has the number of assistant messages in the latest request.
 
 ``say 100 every 20`` is answered with 100 pieces of text, one every 20 ms. Each piece is the moment at which it left:
@@ -41,6 +43,8 @@ class Model(asyncio.Protocol):
 
     calls: ClassVar[int] = 0
     """Of all connections."""
+    delay: ClassVar[int] = 0
+    """Milliseconds, of all replies."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See base class."""
@@ -81,6 +85,10 @@ class Model(asyncio.Protocol):
         if line.startswith(b"GET /calls"):
             self._transport.write(_json(str(Model.calls)))
             return
+        if line.startswith(b"GET /delay/"):
+            Model.delay = int(line.split(b" ")[1].rpartition(b"/")[2])
+            self._transport.write(_json(str(Model.delay)))
+            return
         Model.calls += 1
         model = _MODEL.search(body, 0, _SHORT) or _MODEL.search(body)
         if model is not None and (say := _SAY.search(body, 0, _SHORT)):
@@ -99,8 +107,8 @@ class Model(asyncio.Protocol):
             seen.append(time.time())
             if len(seen) == 1:
                 reply = reply[: len(reply) // 2]
-        if order[5]:
-            asyncio.get_running_loop().call_later(int(order[5]) / 1000, self._transport.write, reply)
+        if wait := int(order[5] or Model.delay):
+            asyncio.get_running_loop().call_later(wait / 1000, self._transport.write, reply)
         else:
             self._transport.write(reply)
 

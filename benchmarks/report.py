@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from benchmarks.actions import MILLION_USD
 from benchmarks.contestants import BASE, CONTESTANTS
 from benchmarks.measures import RESULT, Figures
 from perdure.worker.plugin import MIN_CACHED_RUNS
@@ -74,6 +75,7 @@ AIMS = (
     Aim("at 3,000 iterations, worker CPU", "lengths", _read("perdure", "3000", "cpu_ratio"), 1.15),
     Aim("streamed replies, worker CPU", "replies", _read("perdure", "cpu_ratio"), 0.65),
     Aim("SIGKILL to the next call, beyond the floor's", "recovery", _read_recovery("perdure"), 0.3, unit=" s"),
+    Aim("billable actions per iteration, calls of 5 s", "actions", _read("perdure", "slow"), 4.5),
     Aim("import, by temporalio.client's, CPU", "starts", _read("perdure", "import", "ratio"), 1.6),
     Aim("perdure list, by a bare list, CPU", "starts", _read("perdure", "list", "ratio"), 2),
     Aim("memory of a worker per parked run", "parked", _read_parked_memory, 1, unit=" KB"),
@@ -127,6 +129,8 @@ def tables(results: Mapping[str, Figures], *, runs: int) -> str:
             lines.append([f"PostgreSQL / SQLite, {title}: wall, CPU", *cells])
     if "history" in results:
         lines += _history(results["history"], names)
+    if "actions" in results:
+        lines += _actions(results["actions"], names)
     if "events" in results:
         lines += _events(results["events"], names)
     if "streaming" in results:
@@ -292,6 +296,17 @@ def _web_cells(figures: Figures, names: Sequence[str], keys: Sequence[str], form
         return form.format(**mine)
 
     return [cell(figures[name]) if name in figures else "-" for name in names]
+
+
+def _actions(figures: Figures, names: Sequence[str]) -> Iterable[list[str]]:
+    seconds = next(iter(figures.values()))["slow_ms"] / 1000
+    for title, key in (("at once", "quick"), (f"after {seconds:g} s", "slow")):
+        cells = [
+            f"{mine[key]:.1f}, ${mine[key] * MILLION_USD:.0f}" if (mine := figures.get(name)) else "-" for name in names
+        ]
+        yield [f"billable actions per iteration, model answers {title}; a million", *cells]
+    for title, count in figures.get("perdure", {}).get("requests", {}).items():
+        yield [f"billable actions: {title}", *(f"{count:.1f}" if name == "perdure" else "-" for name in names)]
 
 
 def _compared(mine: Mapping[str, Any]) -> str:

@@ -6,13 +6,16 @@ import getpass
 import os
 import re
 import uuid
+from contextlib import suppress
 from fnmatch import fnmatchcase
 
 from . import events
 from .embedded.home import current_home, named_store
-from .errors import RuntimeSetupError
+from .errors import DefinitionError, RuntimeSetupError
+from .types.limits import HEARTBEAT_SECONDS
 
 DEFAULT_TASK_QUEUE = "perdure"
+LEAST_HEARTBEAT_SECONDS, MOST_HEARTBEAT_SECONDS = 0.1, 60.0
 _PRIVATE_SUFFIX = re.compile("-call-[0-9a-f]{8}$")
 
 
@@ -100,6 +103,28 @@ def get_public_url() -> str | None:
 def get_health_address() -> str | None:
     """Return ``PERDURE_HEALTH_ADDRESS``, the ``[HOST:]PORT`` of the health endpoint of ``perdure worker``."""
     return os.environ.get("PERDURE_HEALTH_ADDRESS") or None
+
+
+def resolve_heartbeat(given: float | None = None) -> float:
+    """Return the argument, then ``PERDURE_HEARTBEAT``, then ``HEARTBEAT_SECONDS``: seconds between two heartbeats of a
+    call.
+
+    Raises ``DefinitionError`` for an argument, ``RuntimeSetupError`` for a setting that is not from
+    ``LEAST_HEARTBEAT_SECONDS`` to ``MOST_HEARTBEAT_SECONDS``.
+    """
+    hint = "Leave it out: 2 seconds. A lost worker is noticed after three times as long."
+    allowed = f"a number of seconds from {LEAST_HEARTBEAT_SECONDS:g} to {MOST_HEARTBEAT_SECONDS:g}"
+    if given is not None:
+        is_number = isinstance(given, int | float) and not isinstance(given, bool)
+        if not is_number or not LEAST_HEARTBEAT_SECONDS <= given <= MOST_HEARTBEAT_SECONDS:
+            raise DefinitionError(f"heartbeat must be {allowed}, not {given!r:.40}", hint=hint)
+        return float(given)
+    if not (value := os.environ.get("PERDURE_HEARTBEAT", "")):
+        return HEARTBEAT_SECONDS
+    with suppress(ValueError):
+        if LEAST_HEARTBEAT_SECONDS <= (seconds := float(value)) <= MOST_HEARTBEAT_SECONDS:
+            return seconds
+    raise RuntimeSetupError(f"PERDURE_HEARTBEAT is {value[:40]!r}, which is not {allowed}", hint=hint)
 
 
 def is_uvloop_wanted(*, is_installed: bool) -> bool:

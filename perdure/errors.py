@@ -6,6 +6,7 @@
     ├── InvalidInputError (also ValueError)      a run was started or steered with an invalid argument
     │   ├── NotWaitingYetError                   the call does not wait for it yet; retryable
     │   └── NewerStateError                      a newer engine wrote the run's state; retryable
+    ├── RetryLaterError                          a call has not failed, and is to be made again later; retryable
     ├── RunError                                 a run ended without an answer
     │   ├── LimitError
     │   │   ├── MaxIterationsError
@@ -96,6 +97,17 @@ class NewerStateError(InvalidInputError):
     run; this one cannot."""
 
     retryable = True
+
+
+class RetryLaterError(PerdureError):
+    """A call has not failed, and is to be made again in ``seconds``: a rate is used up, for instance. It counts as no
+    attempt, and there is no ``error`` event and no ``on_error`` hook of it. A provider of your own may raise it."""
+
+    retryable = True
+
+    def __init__(self, message: str, *, seconds: float = 0.0, hint: str | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.seconds = seconds
 
 
 class RunError(PerdureError):

@@ -35,6 +35,10 @@ settings.register_profile("thorough", _UNTIMED, max_examples=1000)
 settings.load_profile("suite")
 
 
+os.environ.setdefault("PERDURE_HEARTBEAT", "1.6")
+"""Tests that kill a worker wait for three heartbeats that do not come: 4.8 s, where the default is 6."""
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
     """Collecting makes 700,000 objects that stay to the end: modules of four SDKs, items. Looking again and again for

@@ -541,7 +541,7 @@ def build_failure_events(call: StepCall | ToolCall, decision: RetryDecision) -> 
         retry_in=None if final else decision.delay,
         call_id=call.input.call_id if isinstance(call, ToolCall) else None,
     )
-    events = [NewEvent(error)]
+    events = [NewEvent(error)] if decision.is_failure else []
     if isinstance(call, RemindCall):
         return events  # the run waits on
     if isinstance(call, ModelCall):

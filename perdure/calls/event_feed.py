@@ -67,8 +67,7 @@ from .event_builders import (
     build_reminder_events,
     build_reply_events,
 )
-from .heartbeat import measure_agent_missing
-from .retries import decide_retry
+from .retries import decide_attempt
 
 # ---
 # Event batches of a call.
@@ -294,7 +293,7 @@ class FailuresStage:
             return  # the events are another run's
         events = [
             *call.recording.pending_events,
-            *build_failure_events(call, decide_retry(error, call.attempt, measure_agent_missing(error))),
+            *build_failure_events(call, decide_attempt(error)),
         ]
         # A reminder runs beside tools, and these are not late because of it.
         advances = not isinstance(call, ToolCall | RemindCall)

@@ -12,23 +12,24 @@ import math
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from time import monotonic
-from typing import Any
+from typing import Any, Protocol
 
 from temporalio import activity
 from temporalio.common import RawValue
-from temporalio.exceptions import ApplicationError
+from temporalio.exceptions import ApplicationError, ApplicationErrorCategory
 from temporalio.service import RPCError
 from temporalio.worker import ActivityInboundInterceptor, ExecuteActivityInput, Interceptor
 
 from ..errors import PerdureError
 from ..ports import Journal, timestamp
+from ..ports.nudges import Nudges
 from ..types.interface import PENDING_ATTRIBUTE
 from ..types.wire import NOTHING_RECORDED, CollectInput, ModelOutput
 from .call import ActivityCall, ActivityOutput, ModelCall, ToolCall, parse_call
-from .heartbeat import Heartbeat, measure_agent_missing
+from .heartbeat import Heartbeat, RunningHeartbeats
 from .loop_watch import WatchedCall, check_blocks, watched
 from .pipeline import Pipelines
-from .retries import RetryDecision, decide_retry
+from .retries import RetryDecision, compute_backoff, decide_attempt
 
 # ---
 # Which search attributes a run may update, and whether its memo: added to replies after the journal stage.
@@ -58,6 +59,10 @@ REPORT_TIMEOUT = timedelta(seconds=5)
 """How long the answer to a cancellation may take."""
 
 
+class _JournalWithNudges(Journal, Nudges, Protocol):
+    """What is needed of a store."""
+
+
 class StageInterceptor(Interceptor):
     """Puts the stages of ``pipelines()`` around the activities whose function ``ours`` accepts."""
 
@@ -66,17 +71,18 @@ class StageInterceptor(Interceptor):
         pipelines: Callable[[], Pipelines],
         ours: Callable[[Callable[..., Any]], bool],
         indexed: FindSearchAttributes | None = None,
-        journal: Journal | None = None,
+        store: _JournalWithNudges | None = None,
     ) -> None:
         self._get_pipelines = pipelines
         self._is_own_activity = ours
         self._find_attributes = indexed
-        self._journal = journal
+        self._journal = store
+        self._heartbeats = None if store is None else RunningHeartbeats(store)
 
     def intercept_activity(self, next: ActivityInboundInterceptor) -> ActivityInboundInterceptor:
         """See base class."""
         return _StageInboundInterceptor(
-            next, self._get_pipelines(), self._is_own_activity, self._find_attributes, self._journal
+            next, self._get_pipelines(), self._is_own_activity, self._find_attributes, self._journal, self._heartbeats
         )
 
 
@@ -94,8 +100,10 @@ class _StageInboundInterceptor(ActivityInboundInterceptor):
         ours: Callable[[Callable[..., Any]], bool],
         indexed: FindSearchAttributes | None,
         journal: Journal | None,
+        heartbeats: RunningHeartbeats | None,
     ) -> None:
         super().__init__(next)
+        self._heartbeats = heartbeats
         self._pipelines = pipelines
         self._is_own_activity = ours
         self._find_attributes = indexed
@@ -106,7 +114,7 @@ class _StageInboundInterceptor(ActivityInboundInterceptor):
             return await self.next.execute_activity(input)
         call: ActivityCall | None = None
         try:
-            async with Heartbeat():
+            async with Heartbeat(self._heartbeats):
                 try:
                     call = _parse_activity_input(input)
                     watched_call = _build_watched_call(call)
@@ -119,7 +127,7 @@ class _StageInboundInterceptor(ActivityInboundInterceptor):
                 except Exception as error:
                     if not isinstance(error, PerdureError):
                         logger.exception("%s failed", activity.info().activity_type)
-                    verdict = decide_retry(error, activity.info().attempt, measure_agent_missing(error))
+                    verdict = decide_attempt(error)
                     nothing_recorded = call is not None and call.nothing_recorded
                     raise _build_application_error(verdict, nothing_recorded=nothing_recorded) from None
         except asyncio.CancelledError:
@@ -191,11 +199,15 @@ def _build_watched_call(call: ActivityCall) -> WatchedCall:
 
 def _build_application_error(verdict: RetryDecision, *, nothing_recorded: bool) -> ApplicationError:
     """Build the error for Temporal: the class by its name, whether to retry, and when."""
+    delay, info = verdict.delay, activity.info()
+    if delay is None and 0 < verdict.failures < info.attempt and info.retry_policy is not None:
+        delay = compute_backoff(verdict.failures, info.retry_policy)
     return ApplicationError(
         verdict.message,
         *verdict.details,
         *([NOTHING_RECORDED] if nothing_recorded else []),
         type=verdict.error_type,
         non_retryable=not verdict.retry,
-        next_retry_delay=None if verdict.delay is None else timedelta(seconds=verdict.delay),
+        next_retry_delay=None if delay is None else timedelta(seconds=delay),
+        category=ApplicationErrorCategory.UNSPECIFIED if verdict.is_failure else ApplicationErrorCategory.BENIGN,
     )

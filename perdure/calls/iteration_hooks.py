@@ -14,7 +14,7 @@ from typing import Any
 from temporalio import activity
 
 from ..agent.spec import AgentSpec
-from ..errors import DefinitionError, ParseError
+from ..errors import DefinitionError, ParseError, RetryLaterError
 from ..hooks import Hook, HookArguments, HookEvent, HookSet, list_hook_events, run_hooks, select_hooks
 from ..hooks.dispatch import (
     build_hook_error,
@@ -344,6 +344,8 @@ class HookRunner:
         self, agent: AgentSpec, call: ConversationCall[Any], ctx: RunContext[Any], error: Exception
     ) -> None:
         """Run hooks on a failed attempt. The failure of a hook is logged. Raises ``AbortError``."""
+        if isinstance(error, RetryLaterError):
+            return
         given: HookArguments = {"error": error, "error_type": type(error).__name__, "name": call.input.activity}
         given |= {"attempt": call.attempt, "ctx": ctx}
         await run_observing_hooks(self._author.run, self.find_hooks("on_error", agent), given)

@@ -18,7 +18,7 @@ from ..ports import Completed, ModelRequest, Provider, Restarted, StreamEvent, T
 from ..types.messages import Message, Part, TextPart, ToolCallPart, Usage, Withheld, clean_text
 from ..types.wire import COMPACT_ACTIVITY, MODEL_ACTIVITY
 from .call import PaidRequest, RequestCall
-from .heartbeat import get_attempt_value, set_attempt_value
+from .heartbeat import get_attempt_values
 
 logger = logging.getLogger("perdure.worker")
 
@@ -40,8 +40,6 @@ class ModelActivity:
         """``provider`` returns the provider of an agent's models, ``cost`` the price of a call in USD."""
         self._provider = provider
         self._compute_cost = cost
-        self._slips: dict[str, str] = {}
-        """By call, where no Temporal heartbeats keep them (``perdure.testing``)."""
 
     @activity.defn(name=MODEL_ACTIVITY)
     async def model(self, call: Any) -> Any:
@@ -57,9 +55,9 @@ class ModelActivity:
         """Send ``call.request`` to the model. Raises ``ProviderError``."""
         agent, request, began = call.agent, call.request, monotonic()
         try:
-            completed, withheld = await self._call_with_containment(agent, call, self._add_slip(call, request))
+            completed, withheld = await self._call_with_containment(agent, call, _add_slip(request))
         except ModelSlipError as error:
-            self._keep_slip(call, error)
+            _keep_slip(error)
             raise
         provider = completed.provider or agent.provider_name  # of a chain, the one that answered
         parts = call.call_ids.assign_reply_ids(
@@ -117,24 +115,6 @@ class ModelActivity:
                 logger.warning("run %s calls it again without: %s", call.input.context_id, left_out)
                 call.feed.emit(Restarted(agent.model, type(error).__name__, error.message))
 
-    def _keep_slip(self, call: RequestCall, error: ModelSlipError) -> None:
-        """Keep what the model wrote wrongly for the next attempt."""
-        text = clean_text(error.message)
-        text = text if len(text) <= _SLIP_CHARS else f"{text[:_SLIP_CHARS]}…"
-        if not set_attempt_value(SLIP_KEY, text):
-            self._slips[call.owner.rpartition("/")[0]] = text
-
-    def _add_slip(self, call: RequestCall, request: ModelRequest) -> ModelRequest:
-        """Return ``request``, which tells the model what it wrote wrongly in an earlier attempt. Like that reply, it is
-        no part of the conversation."""
-        slip = get_attempt_value(SLIP_KEY, "")
-        slip = self._slips.pop(call.owner.rpartition("/")[0], "") if slip is None else slip
-        if not slip:
-            return request
-        text = f"Your last reply could not be read, and was thrown away: {slip}\n{_SLIP_ADVICE}"
-        told = Message(role="user", parts=(TextPart(text=text),))
-        return replace(request, messages=(*request.messages, told))
-
     async def _read_stream(self, provider: Provider, call: RequestCall, request: ModelRequest) -> Completed:
         """Read the stream to its end. Raises ``TruncatedStreamError`` for a stream without ``Completed``."""
         ids = call.renew_call_ids()
@@ -159,6 +139,22 @@ class ModelActivity:
         if not isinstance(last, Completed):
             raise TruncatedStreamError(f"the stream of {call.agent.model} ended before its reply was complete")
         return last
+
+
+def _keep_slip(error: ModelSlipError) -> None:
+    """Keep what the model wrote wrongly for the next attempt."""
+    text = clean_text(error.message)
+    get_attempt_values().set(SLIP_KEY, text if len(text) <= _SLIP_CHARS else f"{text[:_SLIP_CHARS]}…")
+
+
+def _add_slip(request: ModelRequest) -> ModelRequest:
+    """Return ``request``, which tells the model what it wrote wrongly in an earlier attempt. Like that reply, it is no
+    part of the conversation."""
+    if not (slip := get_attempt_values().get(SLIP_KEY, "")):
+        return request
+    text = f"Your last reply could not be read, and was thrown away: {slip}\n{_SLIP_ADVICE}"
+    told = Message(role="user", parts=(TextPart(text=text),))
+    return replace(request, messages=(*request.messages, told))
 
 
 def _add_left_out(provider: Provider, call: RequestCall, request: ModelRequest) -> None:

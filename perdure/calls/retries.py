@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import monotonic
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
+
+from temporalio.common import RetryPolicy
 
 from ..errors import (
     AgentNotFoundError,
@@ -16,6 +18,7 @@ from ..errors import (
     PerdureError,
     ProviderError,
     ProviderTimeoutError,
+    RetryLaterError,
     StoreError,
     ToolsetError,
 )
@@ -23,11 +26,14 @@ from ..tools.results import CUT
 from ..types.limits import LONGEST_SECONDS, Limits
 from ..types.messages import Message, clean_text
 from .call import NextRequest, RequestCall
-from .heartbeat import get_attempt_value, set_attempt_value
+from .heartbeat import get_attempt_values, measure_agent_missing
 
 FAILED_ATTEMPTS_KEY = "failed_attempts"
-"""Name of the count of failed attempts in the heartbeats of a model call. Temporal keeps the last details of an attempt
-for the next one, so the count survives the worker."""
+"""Name of the count of a model call's failed requests in the values that attempts pass on, which survive the worker.
+
+What decides counts failures, never attempts: one whose worker was lost, or that ended with ``RetryLaterError``, is an
+attempt of Temporal's and no failure.
+"""
 
 
 class BudgetStage:
@@ -35,21 +41,20 @@ class BudgetStage:
     do not count as the model's.
 
     An error with the provider's ``retry_after`` counts as no attempt, but its wait counts as time; a wait that would
-    end past the limit is not begun. An attempt still running when the time is up is cancelled. The first attempt has
-    the whole time, however long it waited for a worker.
+    end past the limit is not begun. An attempt still running when the time is up is cancelled. Until an attempt has
+    failed, the next one has the whole time, however long it waited for a worker.
     """
 
     def __init__(self, limits: Callable[[str], Limits]) -> None:
         """``limits`` returns the limits of the agent of a name."""
         self._find_limits = limits
-        self._failed_attempts: dict[str, int] = {}
-        """Counts by call, where no Temporal heartbeats keep them (``perdure.testing``)."""
 
     async def request(self, call: RequestCall, next: NextRequest) -> Message:
         """See the class."""
         limits = self._find_limits(call.input.agent)
         whole = limits.call_seconds
-        left = whole if whole is None or call.attempt == 1 else max(0.0, whole - _measure_elapsed(call))
+        has_failed = get_attempt_values().get(FAILED_ATTEMPTS_KEY, -1) >= 0
+        left = max(0.0, whole - _measure_elapsed(call)) if whole is not None and has_failed else whole
         try:
             async with asyncio.timeout(left) as clock:
                 return await next(call)
@@ -65,20 +70,19 @@ class BudgetStage:
                 raise
             bounded = bound_wait(error, limits.retry_seconds)
             obeyed = error.retry_after is not None and not bounded
-            failed = self._count_failed_attempts(call, error.requests - obeyed)
+            failed = _count_failed_requests(error.requests - obeyed)
             if (why := describe_exhausted_limit(limits, failed, _measure_elapsed(call), error.retry_after)) is not None:
                 raise _mark_final(error, why) from None
             raise
 
-    def _count_failed_attempts(self, call: RequestCall, more: int) -> int:
-        """Count the failed attempts, and ``more``: each request of this one, but for the one whose error asks for a
-        wait that is obeyed."""
-        call_id = call.owner.rpartition("/")[0]
-        counted = get_attempt_value(FAILED_ATTEMPTS_KEY, 0)
-        failed = (self._failed_attempts.get(call_id, 0) if counted is None else counted) + more
-        if not set_attempt_value(FAILED_ATTEMPTS_KEY, failed):
-            self._failed_attempts[call_id] = failed
-        return failed
+
+def _count_failed_requests(more: int) -> int:
+    """Count the failed requests of the call, and ``more``: each one of this attempt, but for the one whose error asks
+    for a wait that is obeyed."""
+    values = get_attempt_values()
+    failed = values.get(FAILED_ATTEMPTS_KEY, 0) + more
+    values.set(FAILED_ATTEMPTS_KEY, failed)
+    return failed
 
 
 def bound_wait(error: ProviderError, longest: float) -> bool:
@@ -137,7 +141,7 @@ way."""
 NEWER_STATE_SECONDS = 5.0
 """Seconds until a call that only a newer engine can run is offered again: a worker of it may take it then."""
 TOOLSET_ATTEMPTS = 7
-"""Attempts to list a toolset's tools: about a minute with the delays of activity_options.py, because its server may be
+"""Failures to list a toolset's tools: about a minute with the delays of activity_options.py, because its server may be
 restarting."""
 SILENT_ATTEMPTS = 3
 """Attempts with ``ProviderTimeoutError`` before the run fails with it: every attempt may have been paid for."""
@@ -165,6 +169,10 @@ class RetryDecision:
     retry: bool
     delay: float | None = None
     """Seconds until the next attempt, if the provider gave them."""
+    is_failure: bool = True
+    """False for an attempt that only asks to be made later."""
+    failures: int = 0
+    """How many attempts have failed by now, for whatever reason."""
     ways: tuple[str, ...] = ()
     """Ways in which the loop may shorten the conversation before the next call: ``ContextLengthError.ways``."""
 
@@ -174,28 +182,66 @@ class RetryDecision:
         return ({"compaction": list(self.ways)},) if self.ways else ()
 
 
-def decide_retry(error: Exception, attempt: int, missing: float = 0.0) -> RetryDecision:
-    """Decide on attempt number ``attempt`` (from 1) that failed with ``error``. ``missing``: seconds without the agent.
+def decide_attempt(error: Exception) -> RetryDecision:
+    """Decide on the current attempt, which failed with ``error``, and count the failure: once, however often it is
+    decided."""
+    limit, values = _find_failure_limit(error), get_attempt_values()
+    same = 0 if limit is None else values.count(limit.key)
+    decision = decide_retry(error, same, measure_agent_missing(error))
+    return replace(decision, failures=values.count("failures")) if decision.is_failure else decision
+
+
+class _FailureLimit(NamedTuple):
+    key: str
+    """The name under which failures are counted together."""
+    most: int
+
+
+def _find_failure_limit(error: Exception) -> _FailureLimit | None:
+    """Return how many failures like ``error`` end a call; None for those that end it at once, or never."""
+    if not isinstance(error, PerdureError) or type(error) is ProviderError:  # of unknown kind
+        return _FailureLimit("unexpected", UNEXPECTED_ATTEMPTS)
+    return {
+        ProviderTimeoutError: _FailureLimit("silent", SILENT_ATTEMPTS),
+        ModelSlipError: _FailureLimit("slips", SLIP_ATTEMPTS),
+        ToolsetError: _FailureLimit("toolset", TOOLSET_ATTEMPTS),
+    }.get(type(error))
+
+
+def decide_retry(error: Exception, failures: int, missing: float = 0.0) -> RetryDecision:
+    """Decide on an attempt that failed with ``error``, as ``failures`` of its call have by now, with this one, in the
+    same way. ``missing``: seconds without the agent.
 
     An error other than a ``PerdureError`` is a fault in the engine or in an author's prompt function: it is retried,
     up to ``UNEXPECTED_ATTEMPTS``.
     """
-    max_attempts = {
-        ProviderError: UNEXPECTED_ATTEMPTS,  # of unknown kind
-        ProviderTimeoutError: SILENT_ATTEMPTS,
-        ModelSlipError: SLIP_ATTEMPTS,
-        ToolsetError: TOOLSET_ATTEMPTS,
-    }.get(type(error))
-    if not isinstance(error, PerdureError):
-        return RetryDecision(type(error).__name__, _truncate_failure_text(str(error)), attempt < UNEXPECTED_ATTEMPTS)
-    retry = error.retryable and (max_attempts is None or attempt < max_attempts)
-    if isinstance(error, AgentNotFoundError):
-        retry = missing < AGENT_SECONDS
-    delay = error.retry_after if isinstance(error, ProviderError) else None
-    delay = NEWER_STATE_SECONDS if isinstance(error, NewerStateError) else delay
-    delay = None if delay is None else min(delay, LONGEST_DELAY)
-    ways = error.ways if isinstance(error, ContextLengthError) else ()
-    return RetryDecision(type(error).__name__, _truncate_failure_text(str(error)), retry, delay, ways)
+    limit = _find_failure_limit(error)
+    retry = limit is None or failures < limit.most
+    delay: float | None = None
+    ways: tuple[str, ...] = ()
+    match error:
+        case AgentNotFoundError():
+            retry = missing < AGENT_SECONDS
+        case NewerStateError():
+            delay = NEWER_STATE_SECONDS
+        case RetryLaterError():
+            delay = error.seconds
+        case PerdureError():
+            retry = retry and error.retryable
+            delay = error.retry_after if isinstance(error, ProviderError) else None
+            ways = error.ways if isinstance(error, ContextLengthError) else ()
+    delay = None if delay is None else min(max(0.0, delay), LONGEST_DELAY)  # 0 for NaN
+    is_failure = not isinstance(error, RetryLaterError)
+    text = _truncate_failure_text(str(error))
+    return RetryDecision(type(error).__name__, text, retry, delay, is_failure, ways=ways)
+
+
+def compute_backoff(failures: int, policy: RetryPolicy) -> float:
+    """Return the seconds before the next attempt after that many failures. Temporal counts its attempts, among them
+    those that did not fail."""
+    first, most = policy.initial_interval.total_seconds(), policy.maximum_interval
+    longest = 100 * first if most is None else most.total_seconds()
+    return float(min(first * policy.backoff_coefficient ** min(failures - 1, 50), longest))
 
 
 def _truncate_failure_text(text: str) -> str:

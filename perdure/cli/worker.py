@@ -78,6 +78,10 @@ def worker(
             help="Answer GET /healthz and /readyz there, by default on 127.0.0.1; PERDURE_HEALTH_ADDRESS.",
         ),
     ] = None,
+    heartbeat: Annotated[
+        float | None,
+        typer.Option(metavar="SECONDS", help="Between two heartbeats of a call; PERDURE_HEARTBEAT, else 2."),
+    ] = None,
     *,
     server: StoreOptions,
 ) -> None:
@@ -100,6 +104,7 @@ def worker(
     async def serve() -> None:
         async with open_client(server, task_queue=task_queue, warnings=True, wait=True) as client:
             options: dict[str, Any] = {"drain": drain, "health_address": health, "deployment": version}
+            options["heartbeat"] = heartbeat
             await serve_agents(client, loaded, asyncio.Event(), agents=agents, exit_limit=exit_limit, **options)
 
     try:

@@ -1,4 +1,5 @@
-"""Records who steers a run or a schedule in the store's audit trail, before the request is sent.
+"""Records who steers a run or a schedule in the store's audit trail, before the request is sent; after one that stops
+calls, nudges their workers.
 
 A client without a store, and one whose store cannot be written, steers all the same: a run must be stoppable when its
 store is down. The missing row is logged.
@@ -30,6 +31,10 @@ logger = logging.getLogger("perdure.client")
 
 _STORE_SECONDS = 5.0
 """Longest time that a request waits for its audit row."""
+_NUDGE_SECONDS = 1.0
+"""Longest time that a request waits for its nudge."""
+STOPPING_VERBS = ("interrupt", "cancel", "terminate")
+"""Requests that cancel calls in progress."""
 _SILENCE_SECONDS = 30.0
 """Time for which a store that has not answered is not asked again: many runs may be steered one after the other."""
 _silent_until: WeakKeyDictionary[ClientHandle, float] = WeakKeyDictionary()
@@ -131,6 +136,22 @@ async def audit_steering(
     except PerdureError as error:
         await audit.record_refusal(error)
         raise
+    if verb in STOPPING_VERBS:
+        await _nudge_workers(client, subject)
+
+
+async def _nudge_workers(client: ClientHandle, run_id: str) -> None:
+    """Have the workers of the run see at once that calls were cancelled. Without a store that answers they see it with
+    their next heartbeat."""
+    if client.store_url is None or time.monotonic() < _silent_until.get(client, 0.0):
+        return
+    try:
+        async with asyncio.timeout(_NUDGE_SECONDS):
+            store = await client.store()
+            if store.store_id:
+                await store.nudge(run_id)
+    except (PerdureError, TimeoutError) as error:
+        logger.debug("the workers of run %s are not nudged: %s: %s", run_id, type(error).__name__, error)
 
 
 async def write_despite_failure(

@@ -21,6 +21,7 @@ from ..types.messages import RUN_ID_CHARS, clean_text
 from ..types.subagents import Lineage
 from .decisions import Decisions
 from .grants import Grants
+from .nudges import Nudges
 from .tokens import Tokens
 from .webhooks import WEBHOOK_EVENT_TYPES, WEBHOOK_TARGET, RowCursor, Webhooks
 
@@ -417,5 +418,7 @@ class EncryptedBodies(Protocol):
         """Count the rows under each key: by key id, then by table. Rows in plain are not counted."""
 
 
-class Surfaces(Waits, Decisions, Outbox, Webhooks, Audit, Idempotency, EncryptedBodies, Tokens, Grants, Protocol):
-    """The tables of a store that are not for runs themselves."""
+class Surfaces(
+    Waits, Decisions, Outbox, Webhooks, Audit, Idempotency, EncryptedBodies, Tokens, Grants, Nudges, Protocol
+):
+    """What of a store is not for runs themselves."""

@@ -21,7 +21,7 @@ from ..types.events import Event, ModelRetracted, build_worker_lost_retraction, 
 from ..types.run_ids import build_run_id_error
 from . import event_log, migrations, retention, sql
 from .postgres_connection import PostgresPool, build_closed_error, parse_postgres_url, unescape_text, unescape_value
-from .postgres_notify import EventNotifications
+from .postgres_notify import EventNotifications, get_nudge_channel, watch_nudges
 from .schema import shorten_key
 from .surfaces import SurfaceTables
 
@@ -562,6 +562,17 @@ class PostgresStore(SurfaceTables, sql.ListTables, retention.SqlRetention):
 
     async def _wait_for_event(self, context_id: str, after: int, timeout: float) -> int:
         return await self._get_notifications().wait_for_event(context_id, after, timeout)
+
+    async def nudge(self, run_id: str) -> None:
+        """See :class:`perdure.ports.nudges.Nudges`. By any connection: PgBouncer passes it on in every mode."""
+        if channel := self._get_channel():
+            notify = "SELECT pg_notify(:channel, :run_id)"
+            await self._fetch(notify, channel=get_nudge_channel(channel), run_id=run_id)
+
+    def watch_nudges(self, on_nudge: Callable[[str], object]) -> Callable[[], None]:
+        """See :class:`perdure.ports.nudges.Nudges`."""
+        home = self._get_home()
+        return watch_nudges(home, self._get_notifications, lambda run_id: on_nudge(unescape_text(run_id)))
 
     def _get_notifications(self) -> EventNotifications:
         if self._notifications is None:

@@ -4,6 +4,8 @@ A notification is sent after the transaction that wrote the events, never within
 server at commit. It names the streams that have new events with their last numbers, those of all writes of 20 ms in
 one. It may be lost with its process or its connection: so every second the last numbers of all awaited conversations
 are read, by one query.
+
+Nudges (``perdure.ports.nudges.Nudges``) have a channel of their own, so that a worker does not get all events.
 """
 
 from __future__ import annotations
@@ -66,6 +68,8 @@ class EventNotifications:
         self._get_channel = get_channel
         """Returns the channel; "" as long as there is no store."""
         self._read_streams = read_streams
+        self._nudge_watchers: list[Callable[[str], object]] = []
+        self._hears_nudges = self._awaits_events = False
         self._waiters: defaultdict[str, set[_EventWaiter]] = defaultdict(set)
         """By the conversation and, where that is another one, the stream of its events."""
         self._streams: dict[str, str] = {}
@@ -125,8 +129,7 @@ class EventNotifications:
         places = {context_id}
         self._waiters[context_id].add(waiter)
         try:
-            if self._catcher is None:
-                self._catcher = asyncio.create_task(self._catch_up_forever())
+            self._begin_to_listen(events=True)
             await self._listen_tried.wait()
             known_stream = self._streams.get(context_id)
             if known_stream is not None:
@@ -182,7 +185,31 @@ class EventNotifications:
                 if waiter.after < seq and not waiter.latest_seq.done():
                     waiter.latest_seq.set_result(seq)
 
+    # --- nudges
+
+    def watch_nudges(self, on_nudge: Callable[[str], object]) -> None:
+        """Call ``on_nudge`` with the id of each run that is nudged."""
+        self._nudge_watchers.append(on_nudge)
+        self._begin_to_listen()
+
+    def unwatch_nudges(self, on_nudge: Callable[[str], object]) -> None:
+        """Do not call ``on_nudge`` any more."""
+        with suppress(ValueError):
+            self._nudge_watchers.remove(on_nudge)
+
+    def _on_nudge(self, connection: Any, pid: int, channel: str, payload: str) -> None:
+        for on_nudge in tuple(self._nudge_watchers):
+            on_nudge(payload)
+
     # --- listening, and catching up
+
+    def _begin_to_listen(self, *, events: bool = False) -> None:
+        wants_more = (events and not self._awaits_events) or not (events or self._hears_nudges)
+        self._awaits_events |= events
+        if self._catcher is None:
+            self._catcher = asyncio.create_task(self._catch_up_forever())
+        elif wants_more:
+            self._catch_up_now.set()
 
     async def _catch_up_forever(self) -> None:
         """Listen, and read the last numbers of all awaited conversations: at once, and every second."""
@@ -210,16 +237,23 @@ class EventNotifications:
         if self._connection is not None and now - self._connected_at > LIFETIME_SECONDS:
             async with self._using:
                 self._drop_connection()
-        if not channel or (self._is_listening and now - self._checked_at < CHECK_SECONDS):
+        wanted = (self._awaits_events, bool(self._nudge_watchers))
+        heard = (self._is_listening, self._hears_nudges)
+        is_complete = all(is_heard or not is_wanted for is_wanted, is_heard in zip(wanted, heard, strict=True))
+        if not channel or (is_complete and (not any(heard) or now - self._checked_at < CHECK_SECONDS)):
             return
         try:
             async with self._using:
                 connection = await self._connect()
-                if self._is_listening:
+                if is_complete:
                     await connection.execute("SELECT 1")
-                else:
+                if self._awaits_events and not self._is_listening:
                     await connection.add_listener(channel, self._on_notification)
-            self._is_listening, self._checked_at = True, now
+                    self._is_listening = True
+                if self._nudge_watchers and not self._hears_nudges:
+                    await connection.add_listener(get_nudge_channel(channel), self._on_nudge)
+                    self._hears_nudges = True
+            self._checked_at = now
         except Exception as error:  # the reads go on
             reason = translate_postgres_failure(error, self._address)
             logger.debug("events of other processes are seen late: %s", reason.message)
@@ -247,7 +281,7 @@ class EventNotifications:
     async def _connect(self) -> Any:
         """Return the connection; the caller holds ``_using``."""
         if self._connection is None or self._connection.is_closed():
-            self._is_listening = False
+            self._is_listening = self._hears_nudges = False
             self._forget_streams()
             self._connection = await connect_to_postgres(self._address, listen=True)
             self._connected_at = time.monotonic()
@@ -259,7 +293,8 @@ class EventNotifications:
             self._drop_connection()
 
     def _drop_connection(self) -> None:
-        connection, self._connection, self._is_listening = self._connection, None, False
+        connection, self._connection = self._connection, None
+        self._is_listening = self._hears_nudges = False
         self._forget_streams()
         if connection is not None and not connection.is_closed():
             connection.terminate()
@@ -277,6 +312,34 @@ class EventNotifications:
         await asyncio.gather(*tasks, return_exceptions=True)
         self._catcher = None
         self._drop_connection()
+
+
+def watch_nudges(
+    home: asyncio.AbstractEventLoop,
+    get_notifications: Callable[[], EventNotifications],
+    on_nudge: Callable[[str], object],
+) -> Callable[[], None]:
+    """Watch nudges from the running event loop, by the notifications of the event loop ``home``; returns what ends
+    it."""
+    loop = asyncio.get_running_loop()
+
+    def receive(run_id: str) -> None:
+        with suppress(RuntimeError):  # the watcher's loop was closed meanwhile
+            loop.call_soon_threadsafe(on_nudge, run_id)
+
+    def run_at_home(work: Callable[[EventNotifications], None]) -> None:
+        if home is loop:
+            work(get_notifications())
+        elif home.is_running():
+            home.call_soon_threadsafe(lambda: work(get_notifications()))
+
+    run_at_home(lambda notifications: notifications.watch_nudges(receive))
+    return lambda: run_at_home(lambda notifications: notifications.unwatch_nudges(receive))
+
+
+def get_nudge_channel(channel: str) -> str:
+    """Return the channel of nudges beside ``channel``."""
+    return f"{channel}_nudge"
 
 
 def build_payloads(seqs: StreamSeqs) -> list[str]:

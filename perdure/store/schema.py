@@ -78,6 +78,9 @@ TABLES = {
 }
 """The tables and columns of the newest schema, which ``migrations/`` creates and describes."""
 
+SQLITE_TABLES = {"nudges": ("run_id", "nudged_at")}
+"""Tables of a SQLite file alone, which are not copied: PostgreSQL has NOTIFY."""
+
 
 class Rows(Protocol):
     """The result of a statement: a driver's cursor."""

@@ -17,7 +17,7 @@ from ..ports.store import format_utc_now
 from ..ports.surfaces import WriteOptions
 from . import event_log, migrations, retention, sql
 from .sqlite_connection import SqliteDatabase, SqliteSession, StoreFile, StoreThread
-from .sqlite_notify import EventWatcher
+from .sqlite_notify import EventWatcher, write_nudge
 from .surfaces import SurfaceTables
 
 T = TypeVar("T")
@@ -245,6 +245,14 @@ class SqliteStore(SurfaceTables, sql.ListTables, retention.SqlRetention):
     async def wait_for_event(self, context_id: str, after: int, timeout: float) -> int:
         """See :class:`perdure.ports.EventLog`."""
         return await self._threads.watcher.wait_for_event(context_id, after, timeout)
+
+    async def nudge(self, run_id: str) -> None:
+        """See :class:`perdure.ports.nudges.Nudges`."""
+        await self._run_write(write_nudge, run_id)
+
+    def watch_nudges(self, on_nudge: Callable[[str], object]) -> Callable[[], None]:
+        """See :class:`perdure.ports.nudges.Nudges`."""
+        return (lambda: None) if self._open_threads is None else self._open_threads.watcher.watch_nudges(on_nudge)
 
     async def _select_rows(self, statement: str, **values: Any) -> list[Sequence[Any]]:
         return await self._run_read(_run_statement, statement, values)

@@ -1,7 +1,8 @@
 """Wakes callers that wait for events of conversations, by one polling thread per store.
 
 Another process's commit changes ``PRAGMA data_version`` of a connection, which takes a few microseconds to read; only
-after a change are the awaited conversations looked up, all of them by one query.
+after a change are the awaited conversations looked up, all of them by one query. Nudges
+(``perdure.ports.nudges.Nudges``) are rows, which are looked up with them.
 """
 
 from __future__ import annotations
@@ -24,6 +25,13 @@ BUSY_SECONDS = 2.0
 LINGER_SECONDS = 1.0
 """Seconds that polling continues without a waiter: a follower that reads events soon waits again, and need not wake
 it."""
+NUDGE_SECONDS = 3.0
+"""Seconds for which the row of a nudge counts, and is looked for."""
+WRITE_NUDGE = """
+    INSERT INTO nudges (run_id, nudged_at) VALUES (:run_id, :now)
+    ON CONFLICT (run_id) DO UPDATE SET nudged_at = excluded.nudged_at"""
+DELETE_OLD_NUDGES = "DELETE FROM nudges WHERE nudged_at < :since"
+SELECT_NUDGES = "SELECT run_id, nudged_at FROM nudges WHERE nudged_at >= :since"
 MIN_INTERVAL = 0.005
 """Shortest time between two polls in seconds, however much this process writes."""
 
@@ -33,6 +41,19 @@ class _EventWaiter:
     context_id: str
     after: int
     latest_seq: asyncio.Future[int]
+
+
+@dataclass(eq=False, slots=True)
+class _NudgeWatcher:
+    loop: asyncio.AbstractEventLoop
+    on_nudge: Callable[[str], object]
+
+
+def write_nudge(database: SqliteDatabase, run_id: str) -> None:
+    """Write the row of a nudge, and delete old ones."""
+    now = time.time()
+    database.run(DELETE_OLD_NUDGES, since=now - NUDGE_SECONDS)
+    database.run(WRITE_NUDGE, run_id=run_id, now=now)
 
 
 class EventWatcher:
@@ -46,6 +67,8 @@ class EventWatcher:
         self._read_latest_seq = latest
         self._lock = threading.Lock()
         self._waiters: defaultdict[str, set[_EventWaiter]] = defaultdict(set)
+        self._nudge_watchers: list[_NudgeWatcher] = []
+        self._seen_nudges: set[tuple[str, float]] = set()
         self._poll_now = threading.Event()
         self._thread: threading.Thread | None = None
         self._is_asleep = False
@@ -65,6 +88,19 @@ class EventWatcher:
             return waiter.latest_seq.result() if waiter.latest_seq.done() else 0
         finally:
             self._remove_waiter(waiter)
+
+    def watch_nudges(self, on_nudge: Callable[[str], object]) -> Callable[[], None]:
+        """See :class:`perdure.ports.nudges.Nudges`."""
+        watcher = _NudgeWatcher(asyncio.get_running_loop(), on_nudge)
+        with self._lock:
+            if not self._closed:
+                self._nudge_watchers.append(watcher)
+                self._wake_thread()
+        return lambda: self._unwatch_nudges(watcher)
+
+    def _unwatch_nudges(self, watcher: _NudgeWatcher) -> None:
+        with self._lock, contextlib.suppress(ValueError):
+            self._nudge_watchers.remove(watcher)
 
     def notify_write(self, context_id: str) -> None:
         """Note that this process wrote events of the conversation."""
@@ -89,13 +125,17 @@ class EventWatcher:
             if self._closed:
                 raise StoreError(CLOSED, hint=CLOSED_HINT)
             self._waiters[context_id].add(waiter)
-            if self._thread is None:
-                # A daemon: a program that does not close the store still exits.
-                self._thread = threading.Thread(target=self._run_thread, name="perdure-store-watch", daemon=True)
-                self._thread.start()
-            if self._is_asleep:
-                self._poll_now.set()
+            self._wake_thread()
         return waiter
+
+    def _wake_thread(self) -> None:
+        """Start the thread, or have it poll; the caller holds the lock."""
+        if self._thread is None:
+            # A daemon: a program that does not close the store still exits.
+            self._thread = threading.Thread(target=self._run_thread, name="perdure-store-watch", daemon=True)
+            self._thread.start()
+        if self._is_asleep:
+            self._poll_now.set()
 
     def _remove_waiter(self, waiter: _EventWaiter) -> None:
         with self._lock:
@@ -109,8 +149,8 @@ class EventWatcher:
     def _run_thread(self) -> None:
         while self._wait_for_poll():
             with self._lock:
-                has_waiters = bool(self._waiters)
-            if has_waiters:
+                is_needed = bool(self._waiters or self._nudge_watchers)
+            if is_needed:
                 self._last_waiter_at = time.monotonic()
                 self._poll_database()
         self._session.close()
@@ -122,9 +162,10 @@ class EventWatcher:
         time.sleep(MIN_INTERVAL)
         now = time.monotonic()
         with self._lock:
-            self._is_asleep = not self._waiters and now - self._last_waiter_at > LINGER_SECONDS
-            is_asleep = self._is_asleep
-        interval = BUSY_INTERVAL if now - self._last_change_at < BUSY_SECONDS else QUIET_INTERVAL
+            is_needed = bool(self._waiters or self._nudge_watchers)
+            is_asleep = self._is_asleep = not is_needed and now - self._last_waiter_at > LINGER_SECONDS
+            is_busy = bool(self._waiters) and now - self._last_change_at < BUSY_SECONDS
+        interval = BUSY_INTERVAL if is_busy else QUIET_INTERVAL
         self._poll_now.wait(None if is_asleep else interval - MIN_INTERVAL)
         with self._lock:
             self._is_asleep = False
@@ -147,8 +188,10 @@ class EventWatcher:
         if self._seen_version == (database, version):
             return
         with self._lock:
-            context_ids = list(self._waiters)
-        latest_seqs = event_log.read_latest_seqs(database, context_ids)
+            context_ids, watchers = list(self._waiters), tuple(self._nudge_watchers)
+        if watchers:
+            self._find_new_nudges(database, watchers)
+        latest_seqs = event_log.read_latest_seqs(database, context_ids) if context_ids else {}
         self._seen_version = database, version
         self._last_change_at = time.monotonic()
         with self._lock:
@@ -159,6 +202,14 @@ class EventWatcher:
                 if waiter.after < seq
             ]
         _wake_waiters(ready)
+
+    def _find_new_nudges(self, database: SqliteDatabase, watchers: Iterable[_NudgeWatcher]) -> None:
+        rows = {(run_id, at) for run_id, at in database.run(SELECT_NUDGES, since=time.time() - NUDGE_SECONDS)}
+        for run_id, _ in rows - self._seen_nudges:
+            for watcher in watchers:
+                with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile
+                    watcher.loop.call_soon_threadsafe(watcher.on_nudge, run_id)
+        self._seen_nudges = rows
 
     def _fail_waiters(self, kind: type[StoreError], message: str, hint: str | None) -> None:
         with self._lock:

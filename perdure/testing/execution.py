@@ -27,11 +27,13 @@ from temporalio.exceptions import ActivityError, ApplicationError, ChildWorkflow
 from temporalio.exceptions import CancelledError as TemporalCancelledError
 
 from ..calls.call import ActivityCall, ActivityOutput, ModelCall, parse_call
+from ..calls.heartbeat import AttemptValues, passing_on
 from ..calls.interceptor import attach_search_attributes
-from ..calls.retries import decide_retry
+from ..calls.retries import decide_attempt
 from ..ports import timestamp
 from ..temporal.errors import ACCEPTED_UPDATE_ENDED
 from ..types.interface import SEARCH_ATTRIBUTES, WORKFLOW_TYPE
+from ..types.limits import HEARTBEAT_SECONDS
 from ..types.wire import (
     CLOSE_ACTIVITY,
     ENGINE_ACTIVITY_PREFIX,
@@ -53,8 +55,9 @@ logger = logging.getLogger("perdure.testing")
 
 _TOOL_INPUT_FIELDS = {"scope", "op", "context_id", "call_id", "name"}
 """Fields of the input of the engine's own tool activities."""
-MAX_ATTEMPTS = 25
-"""How often a call with a retryable failure is tried: Temporal would continue, but a test must end."""
+MAX_ATTEMPTS, MAX_WAITS = 25, 1000
+"""How often a call with a retryable failure is tried, and one that is to be made later: Temporal would continue, but a
+test must end."""
 
 
 class ActivityRunner:
@@ -72,26 +75,29 @@ class ActivityRunner:
         if not name.startswith(ENGINE_ACTIVITY_PREFIX) and not plain.keys() >= _TOOL_INPUT_FIELDS:
             return await self._run_remote_tool(name.removeprefix(TOOL_ACTIVITY_PREFIX), plain)
         number, asked_at, scheduled = next(self._numbers), timestamp(datetime.now(UTC)), monotonic()
-        attempt = 0
+        attempt, failures, kept = 0, 0, dict[str, int | str]()
         while True:
             attempt += 1
             owner = f"{self._run_id}/{number}/{attempt}"
             call = parse_call(name, plain, scheduled=scheduled, owner=owner, attempt=attempt, asked_at=asked_at)
             try:
-                output = await self._run_attempt(call)
+                with passing_on(AttemptValues(kept)):
+                    try:
+                        output = await self._run_attempt(call)
+                        return json.loads(output.model_dump_json(exclude_none=True))
+                    except Exception as error:
+                        decision = decide_attempt(error)
             except asyncio.CancelledError:
                 if call.nothing_recorded:
                     raise TemporalCancelledError("Cancelled", NOTHING_RECORDED) from None
                 raise
-            except Exception as error:
-                decision = decide_retry(error, attempt)
-                if decision.retry and attempt < MAX_ATTEMPTS:
-                    await asyncio.sleep(0)  # at once, whatever the requested delay
-                    continue
-                text = decision.message + (f" (given up after {attempt} attempts)" if decision.retry else "")
-                details = (*decision.details, *([NOTHING_RECORDED] if call.nothing_recorded else []))
-                raise ApplicationError(text, *details, type=decision.error_type, non_retryable=True) from None
-            return json.loads(output.model_dump_json(exclude_none=True))
+            failures += decision.is_failure
+            if decision.retry and failures < MAX_ATTEMPTS and attempt - failures < MAX_WAITS:
+                await asyncio.sleep(0)  # at once, whatever the requested delay
+                continue
+            text = decision.message + (f" (given up after {attempt} attempts)" if decision.retry else "")
+            details = (*decision.details, *([NOTHING_RECORDED] if call.nothing_recorded else []))
+            raise ApplicationError(text, *details, type=decision.error_type, non_retryable=True) from None
 
     async def _run_remote_tool(self, name: str, arguments: dict[str, Any]) -> Any:
         """Run a remote tool: call the tool of the same name in ``scripted(tools=…)`` in its place."""
@@ -335,6 +341,10 @@ class Execution(Host):
     def now(self) -> datetime:
         """See ``Host``."""
         return datetime.now(UTC)
+
+    def heartbeat_seconds(self) -> float:
+        """See ``Host``. Calls in this process do not heartbeat."""
+        return HEARTBEAT_SECONDS
 
     def all_handlers_finished(self) -> bool:
         """See ``Host``."""

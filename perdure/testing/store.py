@@ -210,6 +210,7 @@ class MemoryStore(_MemoryRetention):
         self.deleted_runs: dict[str, str] = {}
         self.all_agents: dict[str, AgentRow] = {}
         self._waiting: set[tuple[str, int, asyncio.Future[int]]] = set()
+        self._nudge_watchers: list[Callable[[str], object]] = []
         """Conversation, number after which an event is awaited, and the future to resolve, on any event loop."""
         self._now = now or (lambda: timestamp(datetime.now(UTC)))
         self._id = uuid.uuid4().hex
@@ -446,6 +447,17 @@ class MemoryStore(_MemoryRetention):
             return 0
         finally:
             self._waiting.discard(waiter)
+
+    async def nudge(self, run_id: str) -> None:
+        """Call every watcher of nudges."""
+        self._raise_failure()
+        for on_nudge in tuple(self._nudge_watchers):
+            on_nudge(run_id)
+
+    def watch_nudges(self, on_nudge: Callable[[str], object]) -> Callable[[], None]:
+        """Call ``on_nudge`` with each nudge, until the returned function is called."""
+        self._nudge_watchers.append(on_nudge)
+        return lambda: self._nudge_watchers.remove(on_nudge) if on_nudge in self._nudge_watchers else None
 
     def _write_events(self, batch: EventBatch, *, recorded: bool = False) -> bool:
         self._check_feed(batch)

@@ -19,6 +19,11 @@ from pydantic import (
 from ..errors import DefinitionError
 from .messages import Data
 
+HEARTBEAT_SECONDS = 2.0
+"""Default of the seconds between two heartbeats of an activity."""
+HEARTBEATS_IN_TIMEOUT = 3
+"""Intervals without a heartbeat after which a worker is lost."""
+
 # ---
 # Durations as people write them: ``90`` (seconds), ``"30s"``, ``"15m"``, ``"1h"``, ``"7d"``, ``"1h30m"``.
 
@@ -186,10 +191,11 @@ class Limits(Definition):
     attempts: Count | None = None
     """Failed attempts allowed for one model call: after the last the run fails with its error. With a chain of models
     an attempt has failed when all of them have. An attempt does not count if the provider said when to repeat it (429
-    with Retry-After), if its worker was lost, or if the store failed."""
+    with Retry-After), if its worker was lost, if the store failed, or if it ended with ``RetryLaterError``."""
     call_timeout: Duration | None = None
     """Most time for one model call with all its attempts and the waits between them, from the moment that the first was
-    scheduled: seconds, or text like ``"10m"``; stored as a number of seconds."""
+    scheduled; until one has failed, the next one has all of it: seconds, or text like ``"10m"``; stored as a number of
+    seconds."""
     retry_wait: Duration = DEFAULT_RETRY_WAIT
     """The longest wait before the next attempt that a provider may ask for (Retry-After); an hour by default, and
     always limited. If a provider asks for more, the call is repeated after this time: the error and its event say so,

@@ -33,6 +33,7 @@ from temporalio.worker import (
 from temporalio.worker import Worker as TemporalWorker
 from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner
 
+from .. import _config as config
 from ..agent.spec import AgentSpec
 from ..context.auth import AuthFunction
 from ..errors import DefinitionError, ThreadsLostError
@@ -40,10 +41,10 @@ from ..hooks import Hook, HookSet
 from ..ports import Store
 from ..store.cache import CACHE_BYTES
 from ..tools import Tool
-from ..types.limits import RateLimit
+from ..types.limits import HEARTBEAT_SECONDS, RateLimit
 from ..types.state import RunState
 from ..workflows import AgentWorkflow, VersionedAgentWorkflow, VersionedWebhookWorkflow, WebhookWorkflow
-from ..workflows.host import OBSERVE_STATE
+from ..workflows.host import HEARTBEAT_SETTING, OBSERVE_STATE
 from .engine import MAX_CACHED_RUNS, Engine, Lifespan
 from .health import WorkflowTasks
 from .versioning import ChooseBehavior, build_behavior_choice
@@ -68,20 +69,28 @@ class TaskBoundRunner(UnsandboxedWorkflowRunner):
     the cache, and its next task loads it from history alone. docs/decisions/025-queries.md.
 
     With ``choose_behavior``, it also says with each completed workflow task of a run whether the run is pinned to this
-    version of the worker.
+    version of the worker. Workflows get the setting ``heartbeat`` from it.
     """
 
-    def __init__(self, tasks: WorkflowTasks | None = None, choose_behavior: ChooseBehavior | None = None) -> None:
+    def __init__(
+        self,
+        tasks: WorkflowTasks | None = None,
+        choose_behavior: ChooseBehavior | None = None,
+        heartbeat: float = HEARTBEAT_SECONDS,
+    ) -> None:
         """``tasks`` is told which workflow tasks fail."""
         super().__init__()
         self._tasks = tasks or WorkflowTasks()
         self._choose_behavior = choose_behavior
+        self._settings = {HEARTBEAT_SETTING: lambda: heartbeat}
 
     def create_instance(self, det: WorkflowInstanceDetails) -> WorkflowInstance:
         """See base class."""
         states: list[RunState] = []  # of the run, once its input is read; stays empty for workflows of the author
+        extern_functions: dict[str, Callable[..., Any]] = {**det.extern_functions, **self._settings}
         if (choose := self._choose_behavior) is not None:
-            det = replace(det, extern_functions={**det.extern_functions, OBSERVE_STATE: states.append})
+            extern_functions[OBSERVE_STATE] = states.append
+        det = replace(det, extern_functions=extern_functions)
         instance = super().create_instance(det)
         activate = instance.activate
         last = WorkflowActivation()
@@ -115,7 +124,8 @@ class TaskBoundRunner(UnsandboxedWorkflowRunner):
 logger = logging.getLogger("perdure.worker")
 
 HEARTBEAT_THROTTLE = timedelta(milliseconds=500)
-"""Shortest time between two heartbeats: a cancellation arrives with the answer to one."""
+"""Shortest time between two heartbeats of an activity: a cancellation arrives with the answer to one, also to one that
+a nudge has asked for."""
 MIN_CACHED_RUNS = 50
 """Runs whose transcripts the worker keeps, also with fewer cached workflows: calls of so many may be under way."""
 STICKY_QUEUE_TIMEOUT = timedelta(seconds=2)
@@ -133,9 +143,9 @@ class PerdurePlugin(SimplePlugin):
 
     Adds ``AgentWorkflow``, the activities of runs and their tools, and the stages around them. Unless the
     worker sets them, sets the timeouts by which a lost worker is detected within seconds. ``lifespan``, ``stream``,
-    ``provider_limits``, ``hooks``, ``tools``, ``resolve_auth``, ``cache`` and ``webhooks``: see ``Worker``. Its
-    ``calls_per_second``
-    is here ``max_task_queue_activities_per_second``, its ``deployment`` the worker's ``deployment_config``.
+    ``provider_limits``, ``hooks``, ``tools``, ``resolve_auth``, ``cache``, ``webhooks`` and ``heartbeat``: see
+    ``Worker``. Its ``calls_per_second`` is here ``max_task_queue_activities_per_second``, its ``deployment`` the
+    worker's ``deployment_config``.
     """
 
     def __init__(
@@ -152,7 +162,10 @@ class PerdurePlugin(SimplePlugin):
         resolve_auth: AuthFunction | None = None,
         cache: int = CACHE_BYTES,
         webhooks: bool = True,
+        heartbeat: float | None = None,
     ) -> None:
+        self.heartbeat = config.resolve_heartbeat(heartbeat)
+        """Seconds between two heartbeats."""
         self.engine = Engine(
             agents,
             store_url=store_url,
@@ -201,7 +214,7 @@ class PerdurePlugin(SimplePlugin):
             config["workflows"] = [_VERSIONED.get(one, one) for one in workflows]
         if type(config.get("unsandboxed_workflow_runner")) in (type(None), UnsandboxedWorkflowRunner):
             choose = build_behavior_choice(self.engine.agents) if is_versioned else None
-            config["unsandboxed_workflow_runner"] = TaskBoundRunner(self.workflow_tasks, choose)
+            config["unsandboxed_workflow_runner"] = TaskBoundRunner(self.workflow_tasks, choose, self.heartbeat)
         return config
 
     async def run_worker(self, worker: TemporalWorker, next: Callable[[TemporalWorker], Awaitable[None]]) -> None:

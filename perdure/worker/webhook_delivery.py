@@ -40,7 +40,7 @@ from .._webhook_wire import (
     post_webhook,
     resolve_host,
 )
-from ..calls.heartbeat import Heartbeat, get_attempt_value, set_attempt_value
+from ..calls.heartbeat import Heartbeat, get_attempt_values
 from ..client.client import Client
 from ..client.deferred_decisions import DecisionSender
 from ..client.follow import record_run_end
@@ -114,7 +114,7 @@ class WebhookActivity:
 
     async def _deliver(self, task: WebhookTask) -> dict[str, Any]:
         # Temporal counts its own attempts, and among them those that were lost to the store or with a worker.
-        attempt = (get_attempt_value(_FAILURES_KEY, 0) or 0) + 1
+        attempt = get_attempt_values().get(_FAILURES_KEY, 0) + 1
         webhook = await self._store.get_webhook(task.webhook_id)
         if webhook is None:
             return {"outcome": "stopped", "error": "the subscription was deleted"}
@@ -146,7 +146,7 @@ class WebhookActivity:
             created_at=timestamp(started_at),
         )
         if outcome == "failed":
-            set_attempt_value(_FAILURES_KEY, attempt)
+            get_attempt_values().set(_FAILURES_KEY, attempt)
         is_disabled = await self._record(webhook, row)
         if outcome != "failed" or is_disabled:
             return {"outcome": outcome, "status": row.status, "error": row.error}

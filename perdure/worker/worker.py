@@ -75,6 +75,10 @@ class Worker:
     costs a read when needed again; with 0 nothing is kept. Calls in progress and the workflows that Temporal's SDK
     caches are not included.
 
+    ``heartbeat``: seconds between two heartbeats of a call, 2 by default (``PERDURE_HEARTBEAT``). Each is a billed
+    action of Temporal Cloud's. A worker without one for three times as long is lost, and another takes its calls; a
+    call is cancelled within this time, and within a second where the request comes from a client with the store.
+
     ``webhooks=False``: this worker starts no deliveries of events to ``client.webhooks``; it still runs those that
     other workers of the queue have started.
 
@@ -110,6 +114,7 @@ class Worker:
         webhooks: bool = True,
         deployment: Deployment | None = None,
         health_address: str | None = None,
+        heartbeat: float | None = None,
         wait_for_store: bool = False,
     ) -> None:
         rate = check_call_rate(calls_per_second)
@@ -126,6 +131,7 @@ class Worker:
             resolve_auth=resolve_auth,
             cache=cache,
             webhooks=webhooks,
+            heartbeat=heartbeat,
         )
         self.task_queue = config.resolve_task_queue(task_queue or client.task_queue)
         self.drain = plugin.drain_time() if drain is None else timedelta(seconds=drain)
@@ -144,12 +150,10 @@ class Worker:
             max_concurrent_activities=max_concurrent_activities,
             max_task_queue_activities_per_second=rate,
             deployment_config=build_deployment_config(self.deployment_version),
-            # Zero is the SDK's default and would count as unset.
-            graceful_shutdown_timeout=max(self.drain, timedelta(milliseconds=1)),
+            graceful_shutdown_timeout=max(self.drain, timedelta(milliseconds=1)),  # zero would count as unset
         )
         self._temporal, self._store_url = client.temporal, store_url or client.store_url
-        self._engine, self._waits_for_store = plugin.engine, wait_for_store
-        self._open = AsyncExitStack()
+        self._engine, self._waits_for_store, self._open = plugin.engine, wait_for_store, AsyncExitStack()
 
     @property
     def agents(self) -> tuple[AgentSpec, ...]:

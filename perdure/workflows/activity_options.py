@@ -10,8 +10,10 @@ from temporalio.common import RetryPolicy
 from temporalio.exceptions import ActivityError, ApplicationError, CancelledError, RetryState, is_cancelled_exception
 from temporalio.workflow import ActivityCancellationType
 
+from ..types.limits import HEARTBEATS_IN_TIMEOUT
 from ..types.state import RunState, ToolCallState
 from ..types.wire import NOTHING_RECORDED, ToolInput
+from .host import get_host
 
 
 def build_call_facts(state: RunState, op: int, *, calling_model: bool = False) -> dict[str, Any]:
@@ -89,8 +91,12 @@ def may_have_recorded(error: ActivityError) -> bool:
     return NOTHING_RECORDED not in details
 
 
-HEARTBEAT_TIMEOUT = timedelta(seconds=5)
-"""A worker that sends no heartbeat for this long is lost; engine activities heartbeat twice a second."""
+def get_heartbeat_timeout() -> timedelta:
+    """Return the time without a heartbeat after which a worker is lost: of the setting of the worker that runs the
+    workflow. Activities take their interval from it."""
+    return timedelta(seconds=get_host().heartbeat_seconds() * HEARTBEATS_IN_TIMEOUT)
+
+
 ATTEMPT_TIMEOUT = timedelta(hours=24)
 """Upper bound of an attempt. Everything in it has a limit of its own (a silent stream, a tool's timeout), except
 waiting for the store with an outcome that must not be lost. Heartbeats detect lost workers."""
@@ -103,7 +109,7 @@ def engine_options(*, max_retry_seconds: float = 30, **options: Any) -> dict[str
     a call may be repeated, and counts its ``retries``.
     """
     return {
-        "heartbeat_timeout": HEARTBEAT_TIMEOUT,
+        "heartbeat_timeout": get_heartbeat_timeout(),
         "start_to_close_timeout": ATTEMPT_TIMEOUT,
         "retry_policy": RetryPolicy(maximum_interval=timedelta(seconds=max_retry_seconds)),
         "cancellation_type": ActivityCancellationType.WAIT_CANCELLATION_COMPLETED,

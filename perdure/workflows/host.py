@@ -21,7 +21,11 @@ from temporalio import workflow
 from temporalio.common import SearchAttributeKey
 
 from ..types.interface import TURN_MEMO
+from ..types.limits import HEARTBEAT_SECONDS
 from ..types.state import RunState
+
+HEARTBEAT_SETTING = "perdure.heartbeat_seconds"
+"""Name of the external function by which a worker tells its setting."""
 
 
 def _get_task_number() -> int:
@@ -148,6 +152,12 @@ class Host:
     def continue_as_new(self, carried: dict[str, Any]) -> NoReturn:
         """End this execution and start the next with ``carried`` as its input."""
         workflow.continue_as_new(carried)
+
+    def heartbeat_seconds(self) -> float:
+        """Return the seconds between two heartbeats, a setting of the worker. Replay does not compare the options of
+        activities, so workers may differ."""
+        get_setting = workflow.extern_functions().get(HEARTBEAT_SETTING)
+        return HEARTBEAT_SECONDS if get_setting is None else float(get_setting())
 
     async def execute_activity(self, name: str, argument: dict[str, Any], **options: Any) -> Any:
         """Run an activity to its end. Raises ``ActivityError``."""

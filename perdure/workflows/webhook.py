@@ -9,7 +9,7 @@ from temporalio import workflow
 from temporalio.common import RetryPolicy, VersioningBehavior
 
 from ..types.interface import WEBHOOK_WORKFLOW_TYPE
-from .activity_options import HEARTBEAT_TIMEOUT
+from .activity_options import get_heartbeat_timeout
 
 WEBHOOK_ACTIVITY = "perdure.webhook"
 _ATTEMPT_SECONDS = 60
@@ -30,7 +30,7 @@ class WebhookWorkflow:
             WEBHOOK_ACTIVITY,
             task,
             start_to_close_timeout=timedelta(seconds=_ATTEMPT_SECONDS),
-            heartbeat_timeout=HEARTBEAT_TIMEOUT,
+            heartbeat_timeout=get_heartbeat_timeout(),
             retry_policy=_LOST_WORKER_RETRY,
         )
 

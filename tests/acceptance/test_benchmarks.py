@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from benchmarks.__main__ import measure as run_measures
+from benchmarks.actions import MEASURED
 from benchmarks.contestants import CONTESTANTS as KNOWN
 from benchmarks.contestants import is_installed
 from benchmarks.measures import Scale
@@ -23,7 +24,8 @@ pytestmark = pytest.mark.server
 ROOT = Path(__file__).parents[2]
 TINY = (
     "--quick --iterations 3 --rounds 1 --runs 3 --each 2 --histories 6,12 --kills 1 --streams 3 --pieces 4 "
-    "--speakers 4 --many-streams 5 --workers 1,2 --slots 2 --model-ms 20 --long-model-ms 40"
+    "--speakers 4 --many-streams 5 --workers 1,2 --slots 2 --model-ms 20 --long-model-ms 40 "
+    "--actions-ms 10 --actions-wait-ms 10"
 )
 ON_POSTGRES = [one.name for one in KNOWN.values() if one.postgres and is_installed(one)]
 PEERS = [one.name for one in KNOWN.values() if one.is_peer and is_installed(one)]
@@ -36,6 +38,9 @@ ROWS = [
     "3 runs, iterations per second",
     "3 runs, worker CPU per iteration",
     "SIGKILL in a model call to the next",
+    "billable actions per iteration, model answers at once",
+    "billable actions per iteration, model answers after 0.01 s",
+    "billable actions: read of the status",
     "history of 6 iterations",
     "history of 12 iterations",
     "bytes at 12 / bytes at 6",
@@ -85,6 +90,18 @@ def test_one_measure_of_one_contestant_beside_the_floor(tmp_path: Path) -> None:
     assert measured["table"][0].split() == ["floor2", "perdure"]
     _assert_linear(measured, "perdure", 3)
     _assert_bounded(measured, "perdure", 3)
+
+
+@pytest.mark.slow
+def test_an_iteration_costs_as_many_actions_as_the_floor_s(tmp_path: Path) -> None:
+    only = "--only actions --only perdure --only perdure-inline --actions-ms 2500 --actions-wait-ms 10"
+    results = measure(only, tmp_path)["results"]["actions"]
+    assert {name: mine["quick"] for name, mine in results.items()} == {"floor2": 2, "perdure": 2, "perdure-inline": 1}
+    heartbeats = {name: mine["slow"] - mine["quick"] for name, mine in results.items()}
+    assert all(0 < count <= 2 for count in heartbeats.values()), heartbeats
+    requests = results["perdure"]["requests"]
+    assert requests["read of the status"] == 1
+    assert requests["start of a run, with its only model call"] == 2
 
 
 @pytest.mark.slow
@@ -143,8 +160,9 @@ def test_every_measure(tmp_path: Path) -> None:
         assert any(line.startswith(row) for line in lines), row
     results = measured["results"]
     compared = {"single", "concurrent", "history", "recovery", "events", "streaming", "replies", "hooks"}
-    assert set(results) == compared | {"lengths", "database", "scaling", "starts"}
+    assert set(results) == compared | {"actions", "lengths", "database", "scaling", "starts"}
     only = {
+        "actions": [name for name in CONTESTANTS if name in MEASURED],
         "events": ["perdure", *ON_POSTGRES[:1]],
         "streaming": ["perdure"],
         "replies": ["perdure", *ON_POSTGRES[:1]],

@@ -11,7 +11,6 @@ import pytest
 
 from perdure import Agent, Run, ToolContext, tool
 from perdure.testing import ScriptedProvider, call
-from perdure.workflows.activity_options import HEARTBEAT_TIMEOUT
 from tests.support.checks import results
 from tests.support.engine import Engine
 from tests.support.scripts import calls_then
@@ -20,7 +19,9 @@ from tests.support.wait import eventually
 pytestmark = pytest.mark.server
 
 
-LONG = HEARTBEAT_TIMEOUT + timedelta(seconds=1)
+HEARTBEAT = 1.0
+LONG = timedelta(seconds=3 * HEARTBEAT + 1)
+"""Longer than the heartbeat timeout."""
 
 
 class Tools:
@@ -71,7 +72,7 @@ async def test_a_tool_that_blocks_stalls_neither_its_run_nor_others(
     caplog.set_level(logging.WARNING, "perdure.worker")
     tools = Tools()
     agents = [tools.agent("block", 1), tools.agent("politely", 1), tools.agent("quickly", 3)]
-    async with engine.served(*agents) as client:
+    async with engine.served(*agents, heartbeat=HEARTBEAT) as client:
         blocking = await client.start("block", "go")
         await asyncio.to_thread(tools.began.wait, 30)
 

@@ -149,8 +149,8 @@ async def _killed_in_a_workflow_task(engine: Engine) -> Recovery:
     # How soon a run goes on hangs on two timeouts: test_a_run_goes_on_in_time measures it.
     begun = history.events[0].workflow_execution_started_event_attributes
     called = [event.activity_task_scheduled_event_attributes for event in history.events]
-    beats = {one.heartbeat_timeout.ToSeconds() for one in called if one.activity_id}
-    assert (begun.workflow_task_timeout.ToSeconds(), beats) == (5, {5})
+    beats = {one.heartbeat_timeout.ToMilliseconds() for one in called if one.activity_id}
+    assert (begun.workflow_task_timeout.ToSeconds(), beats) == (5, {4800}), "three heartbeats of tests/conftest.py"
     return Recovery(killed, served, asked[0])
 
 

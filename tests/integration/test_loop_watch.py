@@ -9,7 +9,6 @@ import re
 import subprocess
 import sys
 import time
-from datetime import timedelta
 from typing import Any
 
 import httpx
@@ -19,7 +18,6 @@ from perdure import Agent
 from perdure.calls.loop_watch import LoopBlock, LoopWatch, WatchedCall, watched
 from perdure.errors import BadRequestError
 from perdure.testing import ScriptedProvider
-from perdure.workflows import activity_options
 from tests.support.engine import Engine
 
 
@@ -27,10 +25,9 @@ from tests.support.engine import Engine
 # The SDK warns of the cancellation of an attempt that was lost, which it has ended meanwhile.
 @pytest.mark.filterwarnings("ignore:Cannot find activity to cancel:UserWarning")
 async def test_a_call_that_blocks_the_loop_twice_fails_and_says_so(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    engine: Engine, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING, "perdure.event_loop")
-    monkeypatch.setattr(activity_options, "HEARTBEAT_TIMEOUT", timedelta(seconds=1))
     attempts = 0
 
     def block(_: Any) -> str:
@@ -40,7 +37,7 @@ async def test_a_call_that_blocks_the_loop_twice_fails_and_says_so(
         raise BadRequestError("no")
 
     agents = [Agent("poison", ScriptedProvider(block)), Agent("other", ScriptedProvider(lambda _: "fine"))]
-    async with engine.served(*agents) as client:
+    async with engine.served(*agents, heartbeat=1 / 3) as client:
         run = await client.start("poison", "go")
         others = [await client.start("other", "go") for _ in range(3)]
         assert [(await other.result()).content for other in others] == ["fine"] * 3

@@ -334,6 +334,44 @@ async def test_whoever_waits_is_woken(database: Database):
     await asyncio.gather(*waiting, elsewhere, return_exceptions=True)
 
 
+async def test_a_nudge_reaches_every_watcher(database: Database):
+    if database.is_proxied:
+        pytest.skip(
+            "PgBouncer that pools by transaction passes on no notification: workers heartbeat at their interval"
+        )
+    stores = [await database.open() for _ in range(2)]
+    nudged: list[list[str]] = [[], [], []]
+    for heard, store in zip(nudged, [stores[0], stores[1], stores[1]], strict=True):
+        store.watch_nudges(heard.append)
+    await eventually_nudged(stores[0], "run-1", nudged)
+    await eventually_nudged(stores[1], "@acme/ü-\u2028 '; --", nudged)
+
+
+async def test_who_watches_nudges_no_longer_hears_none(database: Database):
+    if database.is_proxied:
+        pytest.skip("no notification comes through")
+    stores = [await database.open() for _ in range(2)]
+    before: list[str] = []
+    after: list[str] = []
+    stop = stores[0].watch_nudges(before.append)
+    await eventually_nudged(stores[1], "run-1", [before])
+    stop()
+    stop()
+    before.clear()
+    stores[0].watch_nudges(after.append)
+    await eventually_nudged(stores[1], "run-2", [after])
+    assert before == []
+
+
+async def eventually_nudged(store: Store, run_id: str, nudged: list[list[str]]) -> None:
+    """Nudge until all have heard it: a nudge may be lost, as the first ones are before a watcher listens."""
+    async with asyncio.timeout(60):
+        while not all(run_id in heard for heard in nudged):
+            await store.nudge(run_id)
+            await asyncio.sleep(0.05)
+    assert {name for heard in nudged for name in heard} <= {"run-1", run_id}
+
+
 async def test_followers_see_every_number_while_many_write(database: Database):
     """On objects of their own, as in processes of their own."""
     stores = [await database.open() for _ in range(3)]

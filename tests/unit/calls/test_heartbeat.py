@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 import pytest
 from temporalio.testing import ActivityEnvironment
 
-from perdure.calls import heartbeat
 from perdure.calls.heartbeat import Heartbeat, build_heartbeat_reporter, report_waiting
 
 
@@ -30,8 +31,9 @@ class Beats:
         return self.said[-1]
 
 
-async def during(beats: Beats, body: Callable[[], Any]) -> None:
+async def during(beats: Beats, body: Callable[[], Any], timeout: float = 0.03) -> None:
     env = ActivityEnvironment()
+    env.info = replace(env.info, heartbeat_timeout=timedelta(seconds=timeout))
     env.on_heartbeat = beats
 
     async def activity() -> None:
@@ -39,11 +41,6 @@ async def during(beats: Beats, body: Callable[[], Any]) -> None:
             await body()
 
     await env.run(activity)
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(heartbeat, "HEARTBEAT_INTERVAL", 0.01)
 
 
 async def test_they_go_on_until_the_end_of_the_block() -> None:
@@ -83,6 +80,37 @@ async def test_what_a_tool_reports_stays_until_it_reports_more() -> None:
         assert await beats.next() == ("page", 3)
 
     await during(beats, body)
+
+
+async def test_what_a_tool_reports_often_is_sent_once_an_interval() -> None:
+    """Each heartbeat is a billed action."""
+    beats = Beats()
+
+    async def body() -> None:
+        report = build_heartbeat_reporter()
+        for page in range(1000):
+            report("page", page)
+            await asyncio.sleep(0)
+        assert beats.said == [("page", 0)], "the first at once, the others with the next heartbeat"
+
+    await during(beats, body, timeout=600)
+    assert beats.said == [("page", 0)]
+
+
+async def test_what_a_failed_attempt_reported_last_is_sent_at_its_end() -> None:
+    """Temporal shows the next attempt the last details of this one."""
+    beats = Beats()
+
+    async def body() -> None:
+        report = build_heartbeat_reporter()
+        for page in range(3):
+            report("page", page)
+            await asyncio.sleep(0)
+        raise ValueError
+
+    with pytest.raises(ValueError):  # noqa: PT011  # the test's own
+        await during(beats, body, timeout=600)
+    assert beats.said == [("page", 0), ("page", 2)]
 
 
 async def test_outside_an_activity_nobody_is_told() -> None:

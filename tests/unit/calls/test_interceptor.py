@@ -8,7 +8,8 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from temporalio.exceptions import ApplicationError
+from temporalio.common import RetryPolicy
+from temporalio.exceptions import ApplicationError, ApplicationErrorCategory
 from temporalio.testing import ActivityEnvironment
 from temporalio.worker import ActivityInboundInterceptor, ExecuteActivityInput
 
@@ -22,6 +23,7 @@ from perdure.errors import (
     AuthenticationError,
     ProviderTimeoutError,
     RateLimitError,
+    RetryLaterError,
     StoreError,
     ToolsetError,
     TranscriptCorruptedError,
@@ -164,10 +166,50 @@ async def test_errors_keep_their_class_and_say_whether_to_try_again(error: Any, 
     ids=lambda value: type(value).__name__,
 )
 async def test_some_errors_are_retried_a_few_times_only(error: Any, most: int) -> None:
-    for attempt, retried in ((1, True), (most - 1, True), (most, False)):
+    kept: list[Any] = []
+    retried = [await is_retried(error, kept, attempt=attempt) for attempt in range(100, 100 + most)]
+    assert retried == [True] * (most - 1) + [False]
+    assert await is_retried(StoreError("locked"), kept), "another error"
+
+
+async def is_retried(error: Exception, kept: list[Any], **info: Any) -> bool:
+    with pytest.raises(ApplicationError) as caught:
+        await execute(Inner(error), [MODEL], kept=kept, **info)
+    return not caught.value.non_retryable
+
+
+async def test_attempts_without_a_failure_of_the_call_end_nothing() -> None:
+    """Neither that of a lost worker, which says nothing, nor one that is to be made later."""
+    kept: list[Any] = []
+    silent, later = ProviderTimeoutError("silent"), RetryLaterError("the rate is used up", seconds=0.5)
+    stages = [BudgetStage(lambda _: Limits(attempts=SILENT_ATTEMPTS))]
+    for attempt in range(1, 1000, 333):
         with pytest.raises(ApplicationError) as caught:
-            await execute(Inner(error), [MODEL], attempt=attempt)
-        assert caught.value.non_retryable is not retried
+            await execute(Inner(later), [MODEL], kept=kept, attempt=attempt, of_request=stages)
+        assert (caught.value.non_retryable, caught.value.next_retry_delay) == (False, timedelta(seconds=0.5))
+        assert caught.value.category is ApplicationErrorCategory.BENIGN
+    assert [await is_retried(silent, kept, attempt=50, of_request=stages) for _ in range(SILENT_ATTEMPTS)] == [
+        *[True] * (SILENT_ATTEMPTS - 1),
+        False,
+    ]
+
+
+@pytest.mark.parametrize(("failures", "waits"), [(1, 1), (2, 2), (3, 4), (7, 30)])
+async def test_the_wait_grows_with_failures_and_not_with_attempts(failures: int, waits: int) -> None:
+    kept: list[Any] = []
+    policy = RetryPolicy(maximum_interval=timedelta(seconds=30))
+    for _ in range(failures):
+        with pytest.raises(ApplicationError) as caught:
+            await execute(Inner(StoreError("locked")), [MODEL], kept=kept, attempt=40, retry_policy=policy)
+    assert caught.value.next_retry_delay == timedelta(seconds=waits)
+
+
+@pytest.mark.parametrize("seconds", [-1.0, float("nan"), float("inf"), 1e300])
+async def test_any_delay_is_one_that_temporal_takes(seconds: float) -> None:
+    with pytest.raises(ApplicationError) as caught:
+        await execute(Inner(RetryLaterError("later", seconds=seconds)), [MODEL])
+    assert caught.value.next_retry_delay is not None
+    assert timedelta(0) <= caught.value.next_retry_delay <= timedelta(days=36500)
 
 
 async def test_an_unknown_agent_is_looked_for_until_a_minute_after_it_was_first_missed() -> None:
@@ -206,12 +248,15 @@ async def test_the_time_of_a_call_is_the_same_on_a_worker_whose_clock_is_five_mi
     assert caught.value.non_retryable is not retried
 
 
-@pytest.mark.parametrize(("attempt", "retried"), [(1, True), (UNEXPECTED_ATTEMPTS, False)])
+@pytest.mark.parametrize(("before", "retried"), [(0, True), (UNEXPECTED_ATTEMPTS - 1, False)])
 async def test_a_fault_is_tried_again_but_not_for_ever(
-    attempt: int, retried: bool, caplog: pytest.LogCaptureFixture
+    before: int, retried: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
+    kept: list[Any] = []
+    for _ in range(before):
+        assert await is_retried(RuntimeError("another"), kept)
     with pytest.raises(ApplicationError, match="division") as caught:
-        await execute(Inner(ZeroDivisionError("division by zero")), [MODEL], attempt=attempt)
+        await execute(Inner(ZeroDivisionError("division by zero")), [MODEL], kept=kept)
     assert caught.value.type == "ZeroDivisionError"
     assert caught.value.non_retryable is not retried
     assert "ZeroDivisionError" in caplog.text  # the traceback is in the log

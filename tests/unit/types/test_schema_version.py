@@ -35,7 +35,7 @@ def test_an_outcome_of_a_newer_version_is_not_read(made: Any, monkeypatch: pytes
     assert "Run workers of the newer perdure" in (refused.value.hint or "")
     with pytest.raises(NewerStateError, match="the outcome in journal entry key"):
         parse_outcome(type(made()), body, "key")
-    assert decide_retry(refused.value, attempt=1000).retry, "until a newer worker takes it"
+    assert decide_retry(refused.value, failures=1000).retry, "until a newer worker takes it"
 
 
 def test_a_run_that_is_continued_has_the_version_of_the_perdure_that_continues_it(

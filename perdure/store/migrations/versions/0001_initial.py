@@ -274,6 +274,12 @@ def _create_surfaces() -> None:
     )
     op.create_index("outbox_target", "outbox", ["target", "created_at"])
     _create_audit()
+    if op.get_context().dialect.name == "sqlite":  # PostgreSQL has NOTIFY; see perdure.ports.nudges.Nudges
+        op.create_table(
+            "nudges",
+            sa.Column("run_id", TEXT, primary_key=True),
+            sa.Column("nudged_at", sa.Float, nullable=False),
+        )
     encrypted = sa.text("key_id IS NOT NULL")
     for table in BODY_TABLES:  # empty as long as all bodies are plain
         op.create_index(f"{table}_key_id", table, ["key_id"], sqlite_where=encrypted, postgresql_where=encrypted)
