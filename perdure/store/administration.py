@@ -12,7 +12,7 @@ from ..errors import StoreVersionError
 from ..ports.store import format_utc_now
 from . import is_sqlite_url
 from .copies import CopyEnd, CopyResult, copy_rows
-from .sql import assign_store_id
+from .meta import assign_store_id
 from .sqlite import is_current, parse_sqlite_url, upgrade_schema
 from .sqlite_connection import SQLITE_FAILURES, SqliteDatabase, SqliteSession, StoreFile, translate_sqlite_failure
 

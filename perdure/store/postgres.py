@@ -19,11 +19,12 @@ from ..ports.store import format_utc_now
 from ..ports.surfaces import WriteOptions, find_wait_changes
 from ..types.events import Event, ModelRetracted, build_worker_lost_retraction, decode_event, encode_event_body
 from ..types.run_ids import build_run_id_error
-from . import event_log, migrations, retention, sql
+from . import event_log, journal, memory, migrations, nodes, retention, runs, usage
+from .agents import SELECT_AGENTS
 from .postgres_connection import PostgresPool, build_closed_error, parse_postgres_url, unescape_text, unescape_value
 from .postgres_notify import EventNotifications
 from .schema import shorten_key
-from .surfaces import SurfaceTables
+from .tables import StoreTables
 
 T = TypeVar("T")
 
@@ -166,7 +167,7 @@ def _encode_commit(commit: Commit, now: str) -> list[Any]:
                 sorted({shorten_key(message_id) or "" for message_id in turn.messages}),
             )
         ),
-        *((None,) * 18 if commit.usage is None else sql.read_usage_values(commit.usage)),
+        *((None,) * 18 if commit.usage is None else usage.read_usage_values(commit.usage)),
         [write.namespace for write in memory],
         [write.key for write in memory],
         [write.value for write in memory],
@@ -191,7 +192,7 @@ SELECT_PAGE = """
 MAX_SEQ = 2**63 - 1
 
 
-class PostgresStore(SurfaceTables, sql.ListTables, retention.SqlRetention):
+class PostgresStore(StoreTables):
     """A ``Store`` in a PostgreSQL database; see :func:`.postgres_connection.parse_postgres_url` for the URL.
 
     Every write is one statement, so one round trip. Outcomes, claims and events whose writing has begun are completed,
@@ -350,7 +351,7 @@ class PostgresStore(SurfaceTables, sql.ListTables, retention.SqlRetention):
 
     async def release_claim(self, key: str, owner: str) -> bool:
         """See :class:`perdure.ports.Journal`."""
-        return bool(await self._change_rows(sql.RELEASE_CLAIM, key=key, owner=owner))
+        return bool(await self._change_rows(journal.RELEASE_CLAIM, key=key, owner=owner))
 
     async def commit(self, commit: Commit) -> bytes | None:
         """See :class:`perdure.ports.Journal`."""
@@ -473,31 +474,31 @@ class PostgresStore(SurfaceTables, sql.ListTables, retention.SqlRetention):
 
     async def find_outcomes(self, keys: Sequence[str]) -> dict[str, bytes]:
         """See :class:`perdure.ports.Journal`."""
-        rows = await self._fetch(sql.SELECT_OUTCOMES, keys=list(keys)) if keys else []
+        rows = await self._fetch(journal.SELECT_OUTCOMES, keys=list(keys)) if keys else []
         return {unescape_text(key): outcome for key, outcome in rows if outcome is not None}
 
     async def read_nodes(self, head: str, *, until: Sequence[str] = ()) -> list[Node]:
         """See :class:`perdure.ports.Transcripts`."""
         if head in until:
             return []
-        return sql.order_chain(await self._fetch(sql.SELECT_CHAIN, head=head, keys=list(until)), head, until)
+        return nodes.order_chain(await self._fetch(nodes.SELECT_CHAIN, head=head, keys=list(until)), head, until)
 
     async def read_blobs(self, hashes: Sequence[str]) -> dict[str, bytes]:
         """See :class:`perdure.ports.Transcripts`."""
-        return dict(await self._fetch(sql.SELECT_BLOBS, keys=list(hashes))) if hashes else {}
+        return dict(await self._fetch(nodes.SELECT_BLOBS, keys=list(hashes))) if hashes else {}
 
     async def get_run(self, context_id: str) -> RunRow | None:
         """See :class:`perdure.ports.Runs`."""
-        rows = await self._fetch(sql.SELECT_RUN, context_id=context_id)
+        rows = await self._fetch(runs.SELECT_RUN, context_id=context_id)
         return RunRow(*map(unescape_value, rows[0])) if rows else None
 
     async def list_agents(self, name: str | None = None) -> list[AgentRow]:
         """See :class:`perdure.ports.store.AgentRegistry`."""
-        return [AgentRow(*map(unescape_value, row)) for row in await self._fetch(sql.SELECT_AGENTS, name=name)]
+        return [AgentRow(*map(unescape_value, row)) for row in await self._fetch(SELECT_AGENTS, name=name)]
 
     async def get_turn(self, context_id: str, task_id: str) -> TurnRow | None:
         """See :class:`perdure.ports.Turns`."""
-        rows = await self._fetch(sql.SELECT_TURN, context_id=context_id, task_id=task_id)
+        rows = await self._fetch(runs.SELECT_TURN, context_id=context_id, task_id=task_id)
         if not rows:
             return None
         status, head, result, asked_at = rows[0]
@@ -506,17 +507,17 @@ class PostgresStore(SurfaceTables, sql.ListTables, retention.SqlRetention):
     async def find_message_turn(self, context_id: str, message_id: str) -> str | None:
         """See :class:`perdure.ports.Turns`."""
         message_key = shorten_key(message_id)
-        rows = await self._fetch(sql.SELECT_TURN_OF_MESSAGE, context_id=context_id, message_id=message_key)
+        rows = await self._fetch(runs.SELECT_TURN_OF_MESSAGE, context_id=context_id, message_id=message_key)
         return unescape_text(rows[0][0]) if rows else None
 
     async def recall(self, namespace: str, key: str) -> bytes | None:
         """See :class:`perdure.ports.SharedMemory`."""
-        rows = await self._fetch(sql.SELECT_MEMORY_VALUE, namespace=namespace, key=key)
+        rows = await self._fetch(memory.SELECT_MEMORY_VALUE, namespace=namespace, key=key)
         return rows[0][0] if rows else None
 
     async def recall_all(self, namespace: str, prefix: str = "", *, limit: int = 1000) -> dict[str, bytes]:
         """See :class:`perdure.ports.SharedMemory`."""
-        select, values = sql.build_memory_select(prefix)
+        select, values = memory.build_memory_select(prefix)
         rows = await self._fetch(select, namespace=namespace, limit=limit, **values)
         return {unescape_text(key): value for key, value in rows}
 

@@ -15,10 +15,11 @@ from ..errors import StoreError, StoreLocationError, StoreVersionError
 from ..ports import AgentRow, Claim, Commit, EventBatch, EventRow, Node, RunRow, TurnRow
 from ..ports.store import format_utc_now
 from ..ports.surfaces import WriteOptions
-from . import event_log, migrations, retention, sql
+from . import event_log, journal, memory, meta, migrations, nodes, retention, runs
+from .agents import read_agents, write_agents
 from .sqlite_connection import SqliteDatabase, SqliteSession, StoreFile, StoreThread
 from .sqlite_notify import EventWatcher
-from .surfaces import SurfaceTables
+from .tables import StoreTables
 
 T = TypeVar("T")
 
@@ -32,7 +33,7 @@ class _Threads(NamedTuple):
     watcher: EventWatcher
 
 
-class SqliteStore(SurfaceTables, sql.ListTables, retention.SqlRetention):
+class SqliteStore(StoreTables):
     """A ``Store`` in one file (``sqlite:///relative/path`` or ``sqlite:////absolute/path``).
 
     One thread writes and one reads (a few keys are read on the event loop), and one polls for events while a caller
@@ -168,59 +169,59 @@ class SqliteStore(SurfaceTables, sql.ListTables, retention.SqlRetention):
         if not keys:
             return {}
         run = self._run_quick_read if len(keys) <= _QUICK_KEYS else self._run_read
-        return await run(sql.read_outcomes, keys)
+        return await run(journal.read_outcomes, keys)
 
     async def claim(self, key: str, owner: str, *, again: bool = False, events: EventBatch | None = None) -> Claim:
         """See :class:`perdure.ports.Journal`."""
-        claim = await self._run_write(sql.claim_call, key, owner, again, self._now(), events, self.write_options)
+        claim = await self._run_write(journal.claim_call, key, owner, again, self._now(), events, self.write_options)
         self._notify_watcher(events)
         return claim
 
     async def release_claim(self, key: str, owner: str) -> bool:
         """See :class:`perdure.ports.Journal`."""
-        return bool(await self._change_rows(sql.RELEASE_CLAIM, key=key, owner=owner))
+        return bool(await self._change_rows(journal.RELEASE_CLAIM, key=key, owner=owner))
 
     async def commit(self, commit: Commit) -> bytes | None:
         """See :class:`perdure.ports.Journal`."""
-        recorded = await self._run_write(sql.write_commit, commit, self._now(), self.write_options)
+        recorded = await self._run_write(journal.write_commit, commit, self._now(), self.write_options)
         self._notify_watcher(commit.events)
         return recorded
 
     async def read_nodes(self, head: str, *, until: Sequence[str] = ()) -> list[Node]:
         """See :class:`perdure.ports.Transcripts`."""
-        return await self._run_read(sql.read_nodes, head, until)
+        return await self._run_read(nodes.read_nodes, head, until)
 
     async def read_blobs(self, hashes: Sequence[str]) -> dict[str, bytes]:
         """See :class:`perdure.ports.Transcripts`."""
-        return await self._run_read(sql.read_blobs, hashes) if hashes else {}
+        return await self._run_read(nodes.read_blobs, hashes) if hashes else {}
 
     async def get_run(self, context_id: str) -> RunRow | None:
         """See :class:`perdure.ports.Runs`."""
-        return await self._run_quick_read(sql.read_run, context_id)
+        return await self._run_quick_read(runs.read_run, context_id)
 
     async def get_turn(self, context_id: str, task_id: str) -> TurnRow | None:
         """See :class:`perdure.ports.Turns`."""
-        return await self._run_quick_read(sql.read_turn, context_id, task_id)
+        return await self._run_quick_read(runs.read_turn, context_id, task_id)
 
     async def find_message_turn(self, context_id: str, message_id: str) -> str | None:
         """See :class:`perdure.ports.Turns`."""
-        return await self._run_quick_read(sql.find_turn_of_message, context_id, message_id)
+        return await self._run_quick_read(runs.find_turn_of_message, context_id, message_id)
 
     async def recall(self, namespace: str, key: str) -> bytes | None:
         """See :class:`perdure.ports.SharedMemory`."""
-        return await self._run_read(sql.recall, namespace, key)
+        return await self._run_read(memory.recall, namespace, key)
 
     async def recall_all(self, namespace: str, prefix: str = "", *, limit: int = 1000) -> dict[str, bytes]:
         """See :class:`perdure.ports.SharedMemory`."""
-        return await self._run_read(sql.recall_all, namespace, prefix, limit)
+        return await self._run_read(memory.recall_all, namespace, prefix, limit)
 
     async def record_agents(self, agents: Sequence[AgentRow]) -> None:
         """See :class:`perdure.ports.store.AgentRegistry`."""
-        await self._run_write(sql.write_agents, agents, self._now())
+        await self._run_write(write_agents, agents, self._now())
 
     async def list_agents(self, name: str | None = None) -> list[AgentRow]:
         """See :class:`perdure.ports.store.AgentRegistry`."""
-        return await self._run_read(sql.read_agents, name)
+        return await self._run_read(read_agents, name)
 
     async def append(self, batch: EventBatch) -> bool:
         """See :class:`perdure.ports.EventLog`."""
@@ -273,13 +274,13 @@ def list_tables(database: SqliteDatabase) -> list[str]:
 
 
 def _read_current_store_id(database: SqliteDatabase) -> str:
-    return sql.read_store_id(database) or "" if is_current(database) else ""
+    return meta.read_store_id(database) or "" if is_current(database) else ""
 
 
 def _prepare_schema(database: SqliteDatabase, proposed: str, now: str) -> str:
     if not is_current(database):
         upgrade_schema(database)
-    return sql.assign_store_id(database, proposed, now)
+    return meta.assign_store_id(database, proposed, now)
 
 
 def upgrade_schema(database: SqliteDatabase, *, contract: bool = False) -> list[str]:

@@ -22,7 +22,7 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..errors import StoreError, StoreMismatchError
-from . import sql
+from . import meta
 from .migrations import CURRENT_VERSION, SELECT_VERSION, VERSION_TABLE, check_still_usable
 from .schema import TABLES
 
@@ -320,7 +320,7 @@ class SqliteSession:
     def _check_same_store(self, database: SqliteDatabase) -> None:
         for version, usable_from in database.run(SELECT_VERSION):
             check_still_usable(version, usable_from)
-        store_id = sql.read_store_id(database)
+        store_id = meta.read_store_id(database)
         if store_id != self._file.store_id:
             raise StoreMismatchError(
                 f"{self._path} is now another store ({store_id}) than the one that was opened ({self._file.store_id})",

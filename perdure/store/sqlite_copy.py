@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 
 from . import migrations
 from .copies import COPIED_TABLES, PAGE_BYTES, PAGE_ROWS, Identity, Row, build_finished_error, build_occupied_error
+from .meta import assign_store_id
 from .schema import TABLES, as_bytes
-from .sql import assign_store_id
 from .sqlite import is_current, list_tables, parse_sqlite_url, upgrade_schema
 from .sqlite_connection import SQLITE_FAILURES, SqliteDatabase, SqliteSession, StoreFile, translate_sqlite_failure
 

@@ -12,11 +12,11 @@ from typing import Any
 
 from ..errors import StoreError
 from . import is_sqlite_url, migrations
+from .encrypted_bodies import build_key_counts_select, group_by_key
 from .objects import RECORD_NAME, read_owner
 from .schema import TABLES
 from .sqlite import parse_sqlite_url
 from .sqlite_connection import SQLITE_FAILURES, translate_sqlite_failure
-from .surfaces import build_key_counts_select, group_by_key
 
 COUNTED_BYTES = 64 * 1024 * 1024
 """The rows of a larger table are estimated on PostgreSQL, which counts by reading all of it."""

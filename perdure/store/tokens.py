@@ -1,4 +1,4 @@
-"""Reads and changes the tables of API tokens and logins: one set of statements for both databases, as `surfaces.py`."""
+"""Reads and changes the tables of API tokens and logins: one set of statements for both databases, as in `waits.py`."""
 
 from __future__ import annotations
 

@@ -1,17 +1,22 @@
 """Reads the usage of model calls: rows, and their sums. Every statement is one of both databases.
 
-A row is written in the transaction of its call's outcome, see ``sql.py``.
+A row is written in the transaction of its call's outcome, see ``journal.py``.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
+from dataclasses import fields
+from operator import attrgetter
 from typing import Any
 
 from ..ports.store import UsageFilter, UsageKey, UsageRow, UsageSum, UsageSums, sort_sums
-from .schema import TABLES, build_in
+from .schema import TABLES, build_in, build_insert
 
+read_usage_values = attrgetter(*(field.name for field in fields(UsageRow) if field.name not in ("key", "created_at")))
+"""Returns the values of a :class:`UsageRow` in the order of the columns, without those that the store sets."""
+INSERT_USAGE = build_insert("usage")
 SELECT_USAGE = f"""
     SELECT {", ".join(TABLES["usage"])} FROM usage WHERE created_at >= :since {{filters}}
     ORDER BY created_at DESC, key LIMIT :limit"""  # noqa: S608  # names of the schema

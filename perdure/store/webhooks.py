@@ -1,4 +1,4 @@
-"""Reads and changes the tables of webhooks. Every statement is one of both databases, as in ``surfaces.py``."""
+"""Reads and changes the tables of webhooks. Every statement is one of both databases, as in ``waits.py``."""
 
 from __future__ import annotations
 
