@@ -6,24 +6,22 @@ from collections.abc import Sequence
 from operator import attrgetter
 
 from ..ports import AgentRow
-from .schema import Database, as_bytes, build_insert
+from .schema import Database, as_bytes
+from .statements import load_statements
 
-UPSERT_AGENT = build_insert("agents", "(hash) DO UPDATE SET seen_at = excluded.seen_at")
-SELECT_AGENTS = """
-    SELECT hash, name, body, created_at, seen_at FROM agents WHERE name = coalesce(:name, name)
-    ORDER BY name, seen_at DESC, hash"""
+SQL = load_statements("agents")
 
 
 def write_agents(database: Database, agents: Sequence[AgentRow], now: str) -> None:
     """Record the definitions, or that they were seen."""
     for agent in sorted(agents, key=attrgetter("hash")):
         row = {"hash": agent.hash, "name": agent.name, "body": agent.body}
-        database.run(UPSERT_AGENT, **row, created_at=now, seen_at=now)
+        database.run(SQL.write_agent, **row, created_at=now, seen_at=now)
 
 
 def read_agents(database: Database, name: str | None) -> list[AgentRow]:
     """Return all definitions, or those of ``name``, by name, those of one name the latest seen first."""
     return [
         AgentRow(definition_hash, agent, as_bytes(body), created_at, seen_at)
-        for definition_hash, agent, body, created_at, seen_at in database.run(SELECT_AGENTS, name=name)
+        for definition_hash, agent, body, created_at, seen_at in database.run(SQL.list_agents, name=name)
     ]

@@ -2,58 +2,29 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
 from ..ports.surfaces import AuditRow, build_refusal_row, cut_audit_row
 from ..ports.webhooks import RowCursor
-from .schema import TABLES, build_in
+from .schema import Tables
+from .statements import load_statements
+
+SQL = load_statements("audit")
 
 
-def _build_audit_insert(on_conflict: str) -> str:
-    """Build the INSERT of a row of the audit trail, with the labels of its subject's run, where the store has that."""
-    values = [
-        f"coalesce((SELECT {column} FROM runs WHERE context_id = :subject), :{column})"  # noqa: S608  # a constant
-        if column in ("agent", "tenant", "user_id")
-        else f":{column}"
-        for column in TABLES["audit"]
-    ]
-    columns = ", ".join(TABLES["audit"])
-    return f"INSERT INTO audit ({columns}) VALUES ({', '.join(values)}) ON CONFLICT {on_conflict}"  # noqa: S608  # constants
-
-
-INSERT_AUDIT = _build_audit_insert("DO NOTHING")
-COUNT_REFUSED = _build_audit_insert(
-    "(id) DO UPDATE SET refused = excluded.refused, count = audit.count + 1, last_at = excluded.last_at"
-)
-DELETE_AUDIT = "DELETE FROM audit WHERE id = :id RETURNING id"
-SELECT_AUDIT = (
-    f"SELECT {', '.join(TABLES['audit'])} FROM audit WHERE {{conditions}} ORDER BY at DESC, id DESC LIMIT :limit"  # noqa: S608  # constants
-)
-
-
-class AuditTables:
+class AuditTables(Tables):
     """The methods of :class:`perdure.ports.surfaces.Audit`, for a store in a database."""
-
-    @abstractmethod
-    async def _select_rows(self, statement: str, **values: Any) -> list[Sequence[Any]]: ...
-
-    @abstractmethod
-    async def _change_rows(self, statement: str, **values: Any) -> list[Sequence[Any]]: ...
-
-    @abstractmethod
-    async def _read_clock(self) -> str: ...
 
     async def record_audit(self, row: AuditRow) -> None:
         """See :class:`perdure.ports.surfaces.Audit`."""
-        await self._change_rows(INSERT_AUDIT, **_get_audit_values(row))
+        await self._change_rows(SQL.record_audit, **_get_audit_values(row))
 
     async def record_refused_audit(self, row: AuditRow) -> None:
         """See :class:`perdure.ports.surfaces.Audit`."""
-        await self._change_rows(COUNT_REFUSED, **_get_audit_values(build_refusal_row(row)))
-        await self._change_rows(DELETE_AUDIT, id=row.id)
+        await self._change_rows(SQL.count_refused, **_get_audit_values(build_refusal_row(row)))
+        await self._change_rows(SQL.delete_audit, id=row.id)
 
     async def list_audit(
         self,
@@ -69,28 +40,22 @@ class AuditTables:
         limit: int = 100,
     ) -> list[AuditRow]:
         """See :class:`perdure.ports.surfaces.Audit`."""
-        conditions, values = ["at >= :since"], dict[str, Any](since=since, limit=limit)
         prefix = verb[:-1] if verb is not None and verb.endswith("*") else None
-        for condition, name, value in (
-            ("subject = :subject", "subject", subject),
-            ("by = :by", "by", by),
-            ("verb = :verb", "verb", verb if prefix is None else None),
-            (f"substr(verb, 1, {len(prefix or '')}) = :prefix", "prefix", prefix),
-            ("at < :until", "until", until or None),
-        ):
-            if value is not None:
-                conditions.append(condition)
-                values[name] = value
-        if refused:
-            conditions.append("refused IS NOT NULL")
-        if tenants is not None:
-            own, names = build_in("tenant", "tenant", tenants)
-            conditions.append(own)
-            values |= names
-        if after is not None:
-            conditions.append("(at, id) < (:last_at, :last_id)")
-            values |= {"last_at": after[0], "last_id": after[1]}
-        rows = await self._select_rows(SELECT_AUDIT.format(conditions=" AND ".join(conditions)), **values)
+        last_at, last_id = after or (None, None)
+        rows = await self._select_rows(
+            SQL.list_audit,
+            subject=subject,
+            by=by,
+            verb=verb if prefix is None else None,
+            prefix=prefix,
+            since=since,
+            until=until or None,
+            refused=refused,
+            tenants=tenants,
+            last_at=last_at,
+            last_id=last_id,
+            limit=limit,
+        )
         return [AuditRow(*row) for row in rows]
 
 

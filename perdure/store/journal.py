@@ -7,32 +7,18 @@ from collections.abc import Sequence
 
 from ..ports import Claim, Commit, EventBatch
 from ..ports.surfaces import WriteOptions
-from . import event_log, retention
+from . import event_log, nodes, retention, usage
 from .memory import write_memory
-from .nodes import INSERT_BLOB, INSERT_NODE
 from .runs import write_run, write_turn
-from .schema import TABLES, Database, as_bytes, build_insert, run_for_keys
-from .usage import INSERT_USAGE, read_usage_values
+from .schema import TABLES, Database, as_bytes, run_for_keys
+from .statements import load_statements
 
-SELECT_OUTCOMES = "SELECT key, outcome FROM journal WHERE key IN (:keys)"
-# The update of an existing row changes nothing and locks it, so that two retries do not take over one claim.
-INSERT_OR_LOCK_CLAIM = build_insert(
-    "journal", "(key) DO UPDATE SET key = excluded.key RETURNING owner, starts, outcome"
-)
-TAKE_OVER_CLAIM = "UPDATE journal SET owner = :owner, starts = :starts, claimed_at = :now WHERE key = :key"
-RELEASE_CLAIM = """
-    DELETE FROM journal WHERE key = :key AND owner = :owner AND starts = 1 AND outcome IS NULL RETURNING key"""
-RECORD_OUTCOME = build_insert(
-    "journal",
-    """(key) DO UPDATE SET kind = excluded.kind, outcome = excluded.outcome, done_at = excluded.done_at,
-        key_id = excluded.key_id
-    WHERE journal.outcome IS NULL""",
-)
+SQL = load_statements("journal")
 
 
 def read_outcomes(database: Database, keys: Sequence[str]) -> dict[str, bytes]:
     """Return the recorded outcomes among ``keys``."""
-    rows = run_for_keys(database, SELECT_OUTCOMES, keys)
+    rows = run_for_keys(database, SQL.find_outcomes, keys)
     return {key: as_bytes(outcome) for key, outcome in rows if outcome is not None}
 
 
@@ -52,14 +38,14 @@ def _claim_journal_key(
 ) -> Claim:
     entry = {"key": key, "kind": None, "owner": owner, "starts": 1, "outcome": None, "key_id": None}
     entry["context_id"] = context_id
-    [(claimed_by, starts, outcome)] = database.run(INSERT_OR_LOCK_CLAIM, **entry, claimed_at=now, done_at=None)
+    [(claimed_by, starts, outcome)] = database.run(SQL.claim, **entry, claimed_at=now, done_at=None)
     if outcome is not None:
         return Claim("done", as_bytes(outcome))
     if claimed_by == owner:
         return Claim("new", starts=starts)
     if not again:
         return Claim("begun", starts=starts, begun_by=claimed_by)
-    database.run(TAKE_OVER_CLAIM, key=key, owner=owner, starts=starts + 1, now=now)
+    database.run(SQL.take_over_claim, key=key, owner=owner, starts=starts + 1, now=now)
     return Claim("new", starts=starts + 1, begun_by=claimed_by)
 
 
@@ -68,10 +54,10 @@ def write_commit(database: Database, commit: Commit, now: str, options: WriteOpt
     key_id = options.key_id
     # In the same order everywhere, so that two transactions on PostgreSQL never deadlock.
     for blob in sorted(commit.blobs, key=lambda blob: blob.hash):
-        database.run(INSERT_BLOB, hash=blob.hash, body=blob.body, used_on=now[:10], key_id=key_id)
+        database.run(nodes.SQL.insert_blob, hash=blob.hash, body=blob.body, used_on=now[:10], key_id=key_id)
     for node in sorted(commit.nodes, key=lambda node: node.hash):
         row = {"hash": node.hash, "parent": node.parent, "body": node.body}
-        database.run(INSERT_NODE, **row, used_on=now[:10], key_id=key_id)
+        database.run(nodes.SQL.insert_node, **row, used_on=now[:10], key_id=key_id)
     retention.renew_parents(database, commit, now[:10])
     if references := retention.find_references(commit):
         retention.write_references(database, references, now[:10])
@@ -79,7 +65,7 @@ def write_commit(database: Database, commit: Commit, now: str, options: WriteOpt
     if outcome is not None:
         entry = {"key": outcome.key, "kind": outcome.kind, "outcome": outcome.body, "done_at": now, "key_id": key_id}
         new_entry = {"owner": None, "starts": 0, "claimed_at": None, "context_id": retention.get_context_id(commit)}
-        if database.run(RECORD_OUTCOME, **entry, **new_entry).rowcount == 0:
+        if database.run(SQL.record_outcome, **entry, **new_entry).rowcount == 0:
             return read_outcomes(database, [outcome.key])[outcome.key]
     if commit.run is not None:
         write_run(database, commit.run, now, key_id)
@@ -90,7 +76,7 @@ def write_commit(database: Database, commit: Commit, now: str, options: WriteOpt
     if commit.events is not None:
         event_log.append_batch(database, commit.events, now, options, recorded=True)
     if commit.usage is not None and outcome is not None:
-        values = read_usage_values(commit.usage)
+        values = usage.read_usage_values(commit.usage)
         row = dict(zip(TABLES["usage"], (*values, outcome.key, now), strict=True))
-        database.run(INSERT_USAGE, **row)
+        database.run(usage.SQL.insert_usage, **row)
     return outcome.body if outcome is not None else None

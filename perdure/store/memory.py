@@ -7,17 +7,10 @@ from collections.abc import Sequence
 
 from ..errors import MemoryChangedError
 from ..ports import MemoryWrite
-from .schema import Database, as_bytes, build_insert, build_upsert
+from .schema import Database, as_bytes
+from .statements import load_statements
 
-INSERT_MEMORY = build_insert("memory")
-LOCK_MEMORY = """
-    UPDATE memory SET updated_at = :now WHERE namespace = :namespace AND key = :key AND value = :before"""
-UPSERT_MEMORY = build_upsert("memory", "namespace", "key")
-DELETE_MEMORY = "DELETE FROM memory WHERE namespace = :namespace AND key = :key"
-SELECT_MEMORY_VALUE = "SELECT value FROM memory WHERE namespace = :namespace AND key = :key"
-SELECT_MEMORY_VALUES = """
-    SELECT key, value FROM memory WHERE namespace = :namespace AND key >= :prefix {before_end}
-    ORDER BY key LIMIT :limit"""
+SQL = load_statements("memory")
 
 
 def write_memory(database: Database, writes: Sequence[MemoryWrite], now: str, key_id: str | None) -> None:
@@ -30,40 +23,32 @@ def write_memory(database: Database, writes: Sequence[MemoryWrite], now: str, ke
         if write.checked and not _lock_memory(database, name, write.before, now):
             raise MemoryChangedError(f"memory {namespace!r}, key {key!r} was changed by another call")
         if write.value is None:
-            database.run(DELETE_MEMORY, **name)
+            database.run(SQL.delete_value, **name)
         else:
-            database.run(UPSERT_MEMORY, **name, value=write.value, updated_at=now, key_id=key_id)
+            database.run(SQL.write_value, **name, value=write.value, updated_at=now, key_id=key_id)
 
 
 def _lock_memory(database: Database, name: dict[str, str], before: bytes | None, now: str) -> bool:
     """Lock the row of a value until the transaction ends; false if the value is not ``before`` (None: no value)."""
     if before is None:
-        return database.run(INSERT_MEMORY, **name, value=b"", updated_at=now, key_id=None).rowcount == 1
-    return database.run(LOCK_MEMORY, **name, before=before, now=now).rowcount == 1
+        return database.run(SQL.insert_value, **name, value=b"", updated_at=now, key_id=None).rowcount == 1
+    return database.run(SQL.lock_value, **name, before=before, now=now).rowcount == 1
 
 
 def recall(database: Database, namespace: str, key: str) -> bytes | None:
     """Return one value of the memory, or None."""
-    row = database.run(SELECT_MEMORY_VALUE, namespace=namespace, key=key).fetchone()
+    row = database.run(SQL.recall, namespace=namespace, key=key).fetchone()
     return None if row is None else as_bytes(row[0])
 
 
 def recall_all(database: Database, namespace: str, prefix: str, limit: int) -> dict[str, bytes]:
     """Return the values whose key begins with ``prefix``; a range query, since it needs no escaping of patterns."""
-    select, values = build_memory_select(prefix)
-    rows = database.run(select, namespace=namespace, limit=limit, **values)
+    end = find_prefix_end(prefix)
+    rows = database.run(SQL.recall_all, namespace=namespace, prefix=prefix, prefix_end=end, limit=limit)
     return {key: as_bytes(value) for key, value in rows}
 
 
-def build_memory_select(prefix: str) -> tuple[str, dict[str, str]]:
-    """Return the statement that reads the values whose key begins with ``prefix``, and the values of its range."""
-    prefix_end = _find_prefix_end(prefix)
-    if prefix_end is None:
-        return SELECT_MEMORY_VALUES.format(before_end=""), {"prefix": prefix}
-    return SELECT_MEMORY_VALUES.format(before_end="AND key < :prefix_end"), {"prefix": prefix, "prefix_end": prefix_end}
-
-
-def _find_prefix_end(prefix: str) -> str | None:
+def find_prefix_end(prefix: str) -> str | None:
     """Return the first text, by code points, after all that begin with ``prefix``; None if there is none."""
     stem = prefix.rstrip(chr(sys.maxunicode))
     if not stem:

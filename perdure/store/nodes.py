@@ -7,34 +7,22 @@ from typing import Any
 
 from ..errors import TranscriptCorruptedError
 from ..ports import Node
-from .schema import MAX_KEYS, Database, as_bytes, bind_keys, build_insert, run_for_keys
+from .schema import MAX_KEYS, Database, as_bytes, run_for_keys
+from .statements import load_statements
+
+SQL = load_statements("nodes")
 
 MISSING_NODE_HINT = (
     "Restore it from a backup of the store and `resume` the run, or fork the run from a head that is intact. If the "
     "store is itself a backup older than the run: `perdure resume ID --from-store` goes on from what it has."
 )
-_RENEW = "(hash) DO UPDATE SET used_on = excluded.used_on WHERE excluded.used_on > {table}.used_on"
-INSERT_NODE = build_insert("nodes", _RENEW.format(table="nodes"))
-INSERT_BLOB = build_insert("blobs", _RENEW.format(table="blobs"))
-# From ``head`` towards the root, in any order. UNION, not UNION ALL, over hashes alone: it terminates even if altered
-# rows form a circle.
-SELECT_CHAIN = """
-    WITH RECURSIVE chain (hash, parent) AS (
-        SELECT hash, parent FROM nodes WHERE hash = :head
-        UNION
-        SELECT above.hash, above.parent FROM nodes AS above JOIN chain ON above.hash = chain.parent
-        WHERE above.hash NOT IN (:keys)
-    )
-    SELECT nodes.hash, nodes.parent, nodes.body FROM nodes JOIN chain ON nodes.hash = chain.hash"""
-SELECT_BLOBS = "SELECT hash, body FROM blobs WHERE hash IN (:keys)"
 
 
 def read_nodes(database: Database, head: str, until: Sequence[str]) -> list[Node]:
     """Return the chain that ends in ``head``, root first; see :meth:`perdure.ports.Transcripts.read_nodes`."""
     if head in until:
         return []
-    select, values = bind_keys(SELECT_CHAIN, until[:MAX_KEYS])
-    return order_chain(database.run(select, head=head, **values), head, until)
+    return order_chain(database.run(SQL.read_chain, head=head, until=list(until[:MAX_KEYS])), head, until)
 
 
 def order_chain(rows: Iterable[Any], head: str, until: Sequence[str]) -> list[Node]:
@@ -58,4 +46,4 @@ def order_chain(rows: Iterable[Any], head: str, until: Sequence[str]) -> list[No
 
 def read_blobs(database: Database, hashes: Sequence[str]) -> dict[str, bytes]:
     """Return the blobs that exist."""
-    return {name: as_bytes(body) for name, body in run_for_keys(database, SELECT_BLOBS, hashes)}
+    return {name: as_bytes(body) for name, body in run_for_keys(database, SQL.read_blobs, hashes)}

@@ -19,8 +19,10 @@ from . import event_log, journal, memory, meta, migrations, nodes, retention, ru
 from .agents import read_agents, write_agents
 from .sqlite_connection import SqliteDatabase, SqliteSession, StoreFile, StoreThread
 from .sqlite_notify import EventWatcher
+from .statements import Statement, load_statements
 from .tables import StoreTables
 
+SQL = load_statements("sqlite")
 T = TypeVar("T")
 
 _QUICK_KEYS = 8  # keys read on the event loop: each needs a page or two, nearly always in memory
@@ -179,7 +181,7 @@ class SqliteStore(StoreTables):
 
     async def release_claim(self, key: str, owner: str) -> bool:
         """See :class:`perdure.ports.Journal`."""
-        return bool(await self._change_rows(journal.RELEASE_CLAIM, key=key, owner=owner))
+        return bool(await self._change_rows(journal.SQL.release_claim, key=key, owner=owner))
 
     async def commit(self, commit: Commit) -> bytes | None:
         """See :class:`perdure.ports.Journal`."""
@@ -247,10 +249,10 @@ class SqliteStore(StoreTables):
         """See :class:`perdure.ports.EventLog`."""
         return await self._threads.watcher.wait_for_event(context_id, after, timeout)
 
-    async def _select_rows(self, statement: str, **values: Any) -> list[Sequence[Any]]:
+    async def _select_rows(self, statement: Statement | str, **values: Any) -> list[Sequence[Any]]:
         return await self._run_read(_run_statement, statement, values)
 
-    async def _change_rows(self, statement: str, **values: Any) -> list[Sequence[Any]]:
+    async def _change_rows(self, statement: Statement, **values: Any) -> list[Sequence[Any]]:
         return await self._run_write(_run_statement, statement, values)
 
     async def _read_latest_seq(self, context_id: str) -> int:
@@ -258,7 +260,7 @@ class SqliteStore(StoreTables):
         return seqs.get(context_id, 0)
 
 
-def _run_statement(database: SqliteDatabase, statement: str, values: dict[str, Any]) -> list[Sequence[Any]]:
+def _run_statement(database: SqliteDatabase, statement: Statement | str, values: dict[str, Any]) -> list[Sequence[Any]]:
     return list(database.run(statement, **values))
 
 
@@ -269,8 +271,7 @@ def is_current(database: SqliteDatabase) -> bool:
 
 def list_tables(database: SqliteDatabase) -> list[str]:
     """List the tables, without SQLite's own."""
-    own = "type = 'table' AND name NOT LIKE 'sqlite~_%' ESCAPE '~'"
-    return [name for (name,) in database.run(f"SELECT name FROM sqlite_master WHERE {own} ORDER BY name")]  # noqa: S608  # a constant
+    return [name for (name,) in database.run(SQL.list_tables)]
 
 
 def _read_current_store_id(database: SqliteDatabase) -> str:
