@@ -33,8 +33,7 @@ from ..errors import (
     WebhookNotFoundError,
 )
 from ..ports import Store
-from ..ports.store import format_utc_now
-from ..ports.surfaces import add_seconds
+from ..ports.times import add_seconds, format_utc_now
 from ..ports.webhooks import DeliveryRow, DeliveryState, RowCursor, WebhookRow
 from ..temporal_errors import translate_rpc_error
 from ..types.interface import WEBHOOK_WORKFLOW_TYPE

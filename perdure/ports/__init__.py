@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 from ..lazy_names import NameLoader
 
 if TYPE_CHECKING:
+    from .audit import AuditRow as AuditRow
+    from .idempotency import IdempotencyClaim as IdempotencyClaim
     from .model import Completed as Completed
     from .model import ModelRef as ModelRef
     from .model import ModelRequest as ModelRequest
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
     from .model import ThinkingDelta as ThinkingDelta
     from .model import ToolCallDelta as ToolCallDelta
     from .model import ToolSpec as ToolSpec
+    from .outbox import OutboxRow as OutboxRow
+    from .outbox import WriteOptions as WriteOptions
     from .store import AgentRow as AgentRow
     from .store import Blob as Blob
     from .store import Cache as Cache
@@ -44,21 +48,13 @@ if TYPE_CHECKING:
     from .store import Transcripts as Transcripts
     from .store import TurnRow as TurnRow
     from .store import Turns as Turns
-    from .store import UsageRow as UsageRow
     from .store import add_blob as add_blob
     from .store import build_batch_token as build_batch_token
-    from .store import format_utc_now as format_utc_now
     from .store import move_file_to_blob as move_file_to_blob
     from .store import move_text_to_blob as move_text_to_blob
     from .store import record_file as record_file
-    from .store import timestamp as timestamp
-    from .surfaces import AuditRow as AuditRow
-    from .surfaces import IdempotencyClaim as IdempotencyClaim
-    from .surfaces import OutboxRow as OutboxRow
-    from .surfaces import RunWaits as RunWaits
-    from .surfaces import WaitCursor as WaitCursor
-    from .surfaces import WaitRow as WaitRow
-    from .surfaces import WriteOptions as WriteOptions
+    from .times import format_utc_now as format_utc_now
+    from .times import timestamp as timestamp
     from .tokens import ROLES as ROLES
     from .tokens import Role as Role
     from .tokens import TokenCursor as TokenCursor
@@ -67,6 +63,10 @@ if TYPE_CHECKING:
     from .toolset import ON_CHANGE_VALUES as ON_CHANGE_VALUES
     from .toolset import ListedTool as ListedTool
     from .toolset import Toolset as Toolset
+    from .usage import UsageRow as UsageRow
+    from .waits import RunWaits as RunWaits
+    from .waits import WaitCursor as WaitCursor
+    from .waits import WaitRow as WaitRow
 else:
     __getattr__ = NameLoader(
         __name__,
@@ -74,9 +74,14 @@ else:
             ".model": "Completed ModelRef ModelRequest Provider Restarted StreamEvent "
             "TextDelta ThinkingDelta ToolCallDelta ToolSpec",
             ".store": "AgentRow Blob Cache Claim Commit EventBatch EventLog EventRow Journal MemoryWrite NewEvent "
-            "Node Outcome RunRow Runs SharedMemory Store TranscriptChain Transcripts TurnRow Turns UsageRow "
-            "add_blob build_batch_token format_utc_now move_file_to_blob move_text_to_blob record_file timestamp",
-            ".surfaces": "AuditRow IdempotencyClaim OutboxRow RunWaits WaitCursor WaitRow WriteOptions",
+            "Node Outcome RunRow Runs SharedMemory Store TranscriptChain Transcripts TurnRow Turns "
+            "add_blob build_batch_token move_file_to_blob move_text_to_blob record_file",
+            ".audit": "AuditRow",
+            ".idempotency": "IdempotencyClaim",
+            ".outbox": "OutboxRow WriteOptions",
+            ".times": "format_utc_now timestamp",
+            ".usage": "UsageRow",
+            ".waits": "RunWaits WaitCursor WaitRow",
             ".tokens": "ROLES Role TokenCursor TokenRow Verb",
             ".toolset": "ON_CHANGE_VALUES ListedTool Toolset",
         },

@@ -28,7 +28,7 @@ from typing import Any
 
 from ..errors import LoopBlockedError
 from ..ports import Commit, EventBatch, Journal, Outcome, Store
-from ..ports.store import format_utc_now
+from ..ports.times import format_utc_now
 from ..types.subagents import Lineage
 
 logger = logging.getLogger("perdure.event_loop")

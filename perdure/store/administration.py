@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import StoreVersionError
-from ..ports.store import format_utc_now
+from ..ports.times import format_utc_now
 from . import is_sqlite_url
 from .copies import CopyEnd, CopyResult, copy_rows
 from .meta import assign_store_id

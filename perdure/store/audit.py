@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from ..ports.surfaces import AuditRow, build_refusal_row, cut_audit_row
+from ..ports.audit import AuditRow, build_refusal_row, cut_audit_row
 from ..ports.webhooks import RowCursor
 from .schema import Tables
 from .statements import load_statements
@@ -15,14 +15,14 @@ SQL = load_statements("audit")
 
 
 class AuditTables(Tables):
-    """The methods of :class:`perdure.ports.surfaces.Audit`, for a store in a database."""
+    """The methods of :class:`perdure.ports.audit.Audit`, for a store in a database."""
 
     async def record_audit(self, row: AuditRow) -> None:
-        """See :class:`perdure.ports.surfaces.Audit`."""
+        """See :class:`perdure.ports.audit.Audit`."""
         await self._change_rows(SQL.record_audit, **_get_audit_values(row))
 
     async def record_refused_audit(self, row: AuditRow) -> None:
-        """See :class:`perdure.ports.surfaces.Audit`."""
+        """See :class:`perdure.ports.audit.Audit`."""
         await self._change_rows(SQL.count_refused, **_get_audit_values(build_refusal_row(row)))
         await self._change_rows(SQL.delete_audit, id=row.id)
 
@@ -39,7 +39,7 @@ class AuditTables(Tables):
         after: RowCursor | None = None,
         limit: int = 100,
     ) -> list[AuditRow]:
-        """See :class:`perdure.ports.surfaces.Audit`."""
+        """See :class:`perdure.ports.audit.Audit`."""
         prefix = verb[:-1] if verb is not None and verb.endswith("*") else None
         last_at, last_id = after or (None, None)
         rows = await self._select_rows(

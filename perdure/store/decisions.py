@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from ..ports.decisions import DecisionRow
-from ..ports.surfaces import add_seconds
+from ..ports.times import add_seconds
 from .schema import TABLES, Tables, as_bytes, split_keys
 from .statements import load_statements
 

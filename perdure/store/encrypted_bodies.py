@@ -28,8 +28,8 @@ def group_by_key(rows: Iterable[Sequence[Any]]) -> dict[str, dict[str, int]]:
 
 
 class EncryptedBodyTables(Tables):
-    """The methods of :class:`perdure.ports.surfaces.EncryptedBodies`, for a store in a database."""
+    """The methods of :class:`perdure.ports.encrypted_bodies.EncryptedBodies`, for a store in a database."""
 
     async def count_keys(self) -> dict[str, dict[str, int]]:
-        """See :class:`perdure.ports.surfaces.EncryptedBodies`."""
+        """See :class:`perdure.ports.encrypted_bodies.EncryptedBodies`."""
         return group_by_key(await self._select_rows(build_key_counts_select()))

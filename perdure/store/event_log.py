@@ -15,8 +15,9 @@ from typing import Any
 
 from .. import events
 from ..ports import EventBatch, EventRow, NewEvent
+from ..ports.outbox import WriteOptions
 from ..ports.store import build_spans
-from ..ports.surfaces import WaitChange, WriteOptions, find_wait_changes
+from ..ports.waits import WaitChange, find_wait_changes
 from ..ports.webhooks import WEBHOOK_TARGET
 from ..types.run_ids import build_run_id_error
 from ..types.subagents import Lineage, PathStep

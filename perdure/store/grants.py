@@ -1,4 +1,4 @@
-"""Reads and changes the tables of grants and sign-ins; apart because `grants.sql` has their statements."""
+"""Reads and changes the tables of grants and sign-ins; apart because their statements are in `grants.sql`."""
 
 from __future__ import annotations
 

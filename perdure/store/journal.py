@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..ports import Claim, Commit, EventBatch
-from ..ports.surfaces import WriteOptions
+from ..ports.outbox import WriteOptions
 from . import event_log, nodes, retention, usage
 from .memory import write_memory
 from .runs import write_run, write_turn

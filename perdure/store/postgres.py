@@ -15,8 +15,9 @@ import asyncpg
 
 from ..errors import MemoryChangedError, StoreError
 from ..ports import AgentRow, Claim, Commit, EventBatch, EventRow, Node, RunRow, TurnRow
-from ..ports.store import format_utc_now, timestamp
-from ..ports.surfaces import WriteOptions, find_wait_changes
+from ..ports.outbox import WriteOptions
+from ..ports.times import format_utc_now, timestamp
+from ..ports.waits import find_wait_changes
 from ..types.events import Event, ModelRetracted, build_worker_lost_retraction, decode_event, encode_event_body
 from ..types.run_ids import build_run_id_error
 from . import agents, event_log, journal, memory, migrations, nodes, retention, runs, usage

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple, TypeVar
 
 from ..errors import StoreError, StoreLocationError, StoreVersionError
 from ..ports import AgentRow, Claim, Commit, EventBatch, EventRow, Node, RunRow, TurnRow
-from ..ports.store import format_utc_now
-from ..ports.surfaces import WriteOptions
+from ..ports.outbox import WriteOptions
+from ..ports.times import format_utc_now
 from . import event_log, journal, memory, meta, migrations, nodes, retention, runs
 from .agents import read_agents, write_agents
 from .sqlite_connection import SqliteDatabase, SqliteSession, StoreFile, StoreThread

@@ -11,7 +11,7 @@ from dataclasses import fields
 from operator import attrgetter
 from typing import Any
 
-from ..ports.store import UsageFilter, UsageKey, UsageRow, UsageSum, UsageSums, sort_sums
+from ..ports.usage import UsageFilter, UsageKey, UsageRow, UsageSum, UsageSums, sort_sums
 from .schema import Tables
 from .statements import load_statements
 
@@ -23,17 +23,17 @@ COUNTS = ("calls", "errors", "input_tokens", "cached_tokens", "output_tokens", "
 
 
 class UsageTables(Tables):
-    """The methods of :class:`perdure.ports.store.UsageLog`, for a store in a database."""
+    """The methods of :class:`perdure.ports.usage.UsageLog`, for a store in a database."""
 
     async def list_usage(
         self, *, tenant: str | None = None, agent: str | None = None, since: str = "", limit: int = 1000
     ) -> list[UsageRow]:
-        """See :class:`perdure.ports.store.UsageLog`."""
+        """See :class:`perdure.ports.usage.UsageLog`."""
         rows = await self._select_rows(SQL.list_usage, tenant=tenant, agent=agent, since=since, limit=limit)
         return [UsageRow(*row) for row in rows]
 
     async def sum_usage(self, key: UsageKey, filter: UsageFilter, *, limit: int = 100) -> UsageSums:
-        """See :class:`perdure.ports.store.UsageLog`."""
+        """See :class:`perdure.ports.usage.UsageLog`."""
         rows = await self._select_rows(SQL.sum_usage, key=key, limit=limit, **_get_values(filter))
         if not rows:  # there is no store yet
             return UsageSums([], UsageSum(None), 0)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from ..ports.decisions import DecisionRow
-from ..ports.surfaces import add_seconds
+from ..ports.times import add_seconds
 
 
 class MemoryDecisions:

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from ..errors import MemoryChangedError, StoreError, TranscriptCorruptedError
 from ..ports import AgentRow, Claim, Commit, EventBatch, EventRow, Node, RunRow, TurnRow, timestamp
 from ..ports.retention import Collectable, OldRun, RunTree
-from ..ports.surfaces import find_wait_changes
+from ..ports.waits import find_wait_changes
 from ..store.retention import (
     RUN_NAMESPACES,
     build_missing_parent_error,

@@ -1,4 +1,4 @@
-"""The tables of ``perdure.ports.surfaces`` in memory, for :class:`.store.MemoryStore`."""
+"""The tables that are not for runs themselves, in memory, for :class:`.store.MemoryStore`."""
 
 from __future__ import annotations
 
@@ -7,23 +7,17 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from ..ports.store import EventRow, RunRow, TurnRow
-from ..ports.surfaces import (
-    AuditRow,
+from ..ports.audit import AuditRow, build_refusal_row, cut_audit_row
+from ..ports.idempotency import (
     IdempotencyClaim,
-    OutboxRow,
-    RunWaits,
-    WaitChange,
-    WaitCursor,
-    WaitRow,
-    WriteOptions,
-    add_seconds,
     build_idempotency_claim,
-    build_refusal_row,
     check_idempotency_answer,
     check_idempotency_key,
-    cut_audit_row,
 )
+from ..ports.outbox import OutboxRow, WriteOptions
+from ..ports.store import EventRow, RunRow, TurnRow
+from ..ports.times import add_seconds
+from ..ports.waits import RunWaits, WaitChange, WaitCursor, WaitRow
 from ..ports.webhooks import WEBHOOK_TARGET, RowCursor
 from ..types.approvals import PendingKind
 from .decisions import MemoryDecisions
@@ -45,7 +39,7 @@ class IdempotencyEntry:
 
 
 class MemorySurfaces(MemoryTokens, MemoryGrants, MemoryDecisions, MemoryWebhooks, MemoryUsage):
-    """The methods of :class:`perdure.ports.surfaces.Surfaces`. A test may access everything."""
+    """The methods of these ports. A test may access everything."""
 
     _now: Callable[[], str]
     all_runs: dict[str, RunRow]

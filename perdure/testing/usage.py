@@ -5,11 +5,11 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 
-from ..ports.store import UsageFilter, UsageKey, UsageRow, UsageSum, UsageSums, sort_sums
+from ..ports.usage import UsageFilter, UsageKey, UsageRow, UsageSum, UsageSums, sort_sums
 
 
 class MemoryUsage:
-    """The methods of :class:`perdure.ports.store.UsageLog`. A test may access everything."""
+    """The methods of :class:`perdure.ports.usage.UsageLog`. A test may access everything."""
 
     def __init__(self) -> None:
         super().__init__()

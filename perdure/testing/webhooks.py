@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ..ports.surfaces import OutboxRow
+from ..ports.outbox import OutboxRow
 from ..ports.webhooks import DeliveryRow, DeliveryState, RowCursor, WebhookRow
 
 

@@ -32,7 +32,7 @@ from temporalio.service import RPCError
 
 from ..errors import RuntimeSetupError, StoreError
 from ..ports import Store
-from ..ports.store import format_utc_now
+from ..ports.times import format_utc_now
 from ..stages.loop_watch import LoopWatch
 from ..temporal_errors import is_denied
 from ..temporal_service import find_pollers

@@ -10,7 +10,7 @@ import pytest
 
 from perdure.errors import MemoryChangedError
 from perdure.ports import AgentRow, Commit, MemoryWrite, Outcome, RunRow, Store, UsageRow
-from perdure.ports.store import UsageFilter, UsageKey, UsageSum, UsageSums
+from perdure.ports.usage import UsageFilter, UsageKey, UsageSum, UsageSums
 
 from .conftest import Database
 
