@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import uuid
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from functools import partial
 from importlib import import_module
@@ -35,7 +36,108 @@ class _Threads(NamedTuple):
     watcher: EventWatcher
 
 
-class SqliteStore(StoreTables):
+class SqliteTables(StoreTables):
+    """The methods of a store in SQLite, over what runs an operation on the database."""
+
+    write_options: WriteOptions
+
+    @abstractmethod
+    async def _run_write(self, operation: Callable[..., T], *arguments: Any) -> T:
+        """Run ``operation`` with the database and ``arguments``, in a transaction of its own."""
+
+    @abstractmethod
+    async def _run_read(self, operation: Callable[..., T], *arguments: Any) -> T:
+        """Run an operation that reads."""
+
+    @abstractmethod
+    async def _run_quick_read(self, operation: Callable[..., T], *arguments: Any) -> T:
+        """Run a read of a few rows."""
+
+    @abstractmethod
+    def _notify_watcher(self, events: EventBatch | None) -> None:
+        """Wake those who wait for the events that were written."""
+
+    async def _run_step(self, make_step: Callable[[], retention.Step[T]], *, write: bool = False) -> T:
+        run = self._run_write if write else self._run_read
+        return await run(lambda database: retention.run_step(database, make_step()))
+
+    async def find_outcomes(self, keys: Sequence[str]) -> dict[str, bytes]:
+        """See :class:`perdure.ports.Journal`."""
+        if not keys:
+            return {}
+        run = self._run_quick_read if len(keys) <= _QUICK_KEYS else self._run_read
+        return await run(journal.read_outcomes, keys)
+
+    async def claim(self, key: str, owner: str, *, again: bool = False, events: EventBatch | None = None) -> Claim:
+        """See :class:`perdure.ports.Journal`."""
+        claim = await self._run_write(journal.claim_call, key, owner, again, self._now(), events, self.write_options)
+        self._notify_watcher(events)
+        return claim
+
+    async def release_claim(self, key: str, owner: str) -> bool:
+        """See :class:`perdure.ports.Journal`."""
+        return bool(await self._change_rows(journal.SQL.release_claim, key=key, owner=owner))
+
+    async def commit(self, commit: Commit) -> bytes | None:
+        """See :class:`perdure.ports.Journal`."""
+        recorded = await self._run_write(journal.write_commit, commit, self._now(), self.write_options)
+        self._notify_watcher(commit.events)
+        return recorded
+
+    async def read_nodes(self, head: str, *, until: Sequence[str] = ()) -> list[Node]:
+        """See :class:`perdure.ports.Transcripts`."""
+        return await self._run_read(nodes.read_nodes, head, until)
+
+    async def read_blobs(self, hashes: Sequence[str]) -> dict[str, bytes]:
+        """See :class:`perdure.ports.Transcripts`."""
+        return await self._run_read(nodes.read_blobs, hashes) if hashes else {}
+
+    async def get_run(self, context_id: str) -> RunRow | None:
+        """See :class:`perdure.ports.Runs`."""
+        return await self._run_quick_read(runs.read_run, context_id)
+
+    async def get_turn(self, context_id: str, task_id: str) -> TurnRow | None:
+        """See :class:`perdure.ports.Turns`."""
+        return await self._run_quick_read(runs.read_turn, context_id, task_id)
+
+    async def find_message_turn(self, context_id: str, message_id: str) -> str | None:
+        """See :class:`perdure.ports.Turns`."""
+        return await self._run_quick_read(runs.find_turn_of_message, context_id, message_id)
+
+    async def recall(self, namespace: str, key: str) -> bytes | None:
+        """See :class:`perdure.ports.SharedMemory`."""
+        return await self._run_read(memory.recall, namespace, key)
+
+    async def recall_all(self, namespace: str, prefix: str = "", *, limit: int = 1000) -> dict[str, bytes]:
+        """See :class:`perdure.ports.SharedMemory`."""
+        return await self._run_read(memory.recall_all, namespace, prefix, limit)
+
+    async def record_agents(self, agents: Sequence[AgentRow]) -> None:
+        """See :class:`perdure.ports.store.AgentRegistry`."""
+        await self._run_write(write_agents, agents, self._now())
+
+    async def list_agents(self, name: str | None = None) -> list[AgentRow]:
+        """See :class:`perdure.ports.store.AgentRegistry`."""
+        return await self._run_read(read_agents, name)
+
+    async def append(self, batch: EventBatch) -> bool:
+        """See :class:`perdure.ports.EventLog`."""
+        written = await self._run_write(event_log.append_batch, batch, self._now(), self.write_options)
+        self._notify_watcher(batch)
+        return written
+
+    async def _select_rows(self, statement: Statement | str, **values: Any) -> list[Sequence[Any]]:
+        return await self._run_read(_run_statement, statement, values)
+
+    async def _change_rows(self, statement: Statement, **values: Any) -> list[Sequence[Any]]:
+        return await self._run_write(_run_statement, statement, values)
+
+    async def _read_latest_seq(self, context_id: str) -> int:
+        seqs = await self._run_quick_read(event_log.read_latest_seqs, [context_id])
+        return seqs.get(context_id, 0)
+
+
+class SqliteStore(SqliteTables):
     """A ``Store`` in one file (``sqlite:///relative/path`` or ``sqlite:////absolute/path``).
 
     One thread writes and one reads (a few keys are read on the event loop), and one polls for events while a caller
@@ -133,10 +235,6 @@ class SqliteStore(StoreTables):
     async def _run_read(self, operation: Callable[..., T], *arguments: Any) -> T:
         return await self._threads.reader.run(lambda database: operation(database, *arguments))
 
-    async def _run_step(self, make_step: Callable[[], retention.Step[T]], *, write: bool = False) -> T:
-        run = self._run_write if write else self._run_read
-        return await run(lambda database: retention.run_step(database, make_step()))
-
     async def _run_quick_read(self, operation: Callable[..., T], *arguments: Any) -> T:
         """Run a read of a few rows on the event loop if that needs no waiting, otherwise on the reader's thread."""
         result = self._try_on_loop(operation, *arguments)
@@ -166,71 +264,6 @@ class SqliteStore(StoreTables):
             if events.lineage is not None:
                 self._open_threads.watcher.notify_write(events.lineage.root)
 
-    async def find_outcomes(self, keys: Sequence[str]) -> dict[str, bytes]:
-        """See :class:`perdure.ports.Journal`."""
-        if not keys:
-            return {}
-        run = self._run_quick_read if len(keys) <= _QUICK_KEYS else self._run_read
-        return await run(journal.read_outcomes, keys)
-
-    async def claim(self, key: str, owner: str, *, again: bool = False, events: EventBatch | None = None) -> Claim:
-        """See :class:`perdure.ports.Journal`."""
-        claim = await self._run_write(journal.claim_call, key, owner, again, self._now(), events, self.write_options)
-        self._notify_watcher(events)
-        return claim
-
-    async def release_claim(self, key: str, owner: str) -> bool:
-        """See :class:`perdure.ports.Journal`."""
-        return bool(await self._change_rows(journal.SQL.release_claim, key=key, owner=owner))
-
-    async def commit(self, commit: Commit) -> bytes | None:
-        """See :class:`perdure.ports.Journal`."""
-        recorded = await self._run_write(journal.write_commit, commit, self._now(), self.write_options)
-        self._notify_watcher(commit.events)
-        return recorded
-
-    async def read_nodes(self, head: str, *, until: Sequence[str] = ()) -> list[Node]:
-        """See :class:`perdure.ports.Transcripts`."""
-        return await self._run_read(nodes.read_nodes, head, until)
-
-    async def read_blobs(self, hashes: Sequence[str]) -> dict[str, bytes]:
-        """See :class:`perdure.ports.Transcripts`."""
-        return await self._run_read(nodes.read_blobs, hashes) if hashes else {}
-
-    async def get_run(self, context_id: str) -> RunRow | None:
-        """See :class:`perdure.ports.Runs`."""
-        return await self._run_quick_read(runs.read_run, context_id)
-
-    async def get_turn(self, context_id: str, task_id: str) -> TurnRow | None:
-        """See :class:`perdure.ports.Turns`."""
-        return await self._run_quick_read(runs.read_turn, context_id, task_id)
-
-    async def find_message_turn(self, context_id: str, message_id: str) -> str | None:
-        """See :class:`perdure.ports.Turns`."""
-        return await self._run_quick_read(runs.find_turn_of_message, context_id, message_id)
-
-    async def recall(self, namespace: str, key: str) -> bytes | None:
-        """See :class:`perdure.ports.SharedMemory`."""
-        return await self._run_read(memory.recall, namespace, key)
-
-    async def recall_all(self, namespace: str, prefix: str = "", *, limit: int = 1000) -> dict[str, bytes]:
-        """See :class:`perdure.ports.SharedMemory`."""
-        return await self._run_read(memory.recall_all, namespace, prefix, limit)
-
-    async def record_agents(self, agents: Sequence[AgentRow]) -> None:
-        """See :class:`perdure.ports.store.AgentRegistry`."""
-        await self._run_write(write_agents, agents, self._now())
-
-    async def list_agents(self, name: str | None = None) -> list[AgentRow]:
-        """See :class:`perdure.ports.store.AgentRegistry`."""
-        return await self._run_read(read_agents, name)
-
-    async def append(self, batch: EventBatch) -> bool:
-        """See :class:`perdure.ports.EventLog`."""
-        written = await self._run_write(event_log.append_batch, batch, self._now(), self.write_options)
-        self._notify_watcher(batch)
-        return written
-
     async def read_events(
         self, context_id: str, *, after: int = 0, limit: int = 1000, children: bool = True
     ) -> list[EventRow]:
@@ -248,16 +281,6 @@ class SqliteStore(StoreTables):
     async def wait_for_event(self, context_id: str, after: int, timeout: float) -> int:
         """See :class:`perdure.ports.EventLog`."""
         return await self._threads.watcher.wait_for_event(context_id, after, timeout)
-
-    async def _select_rows(self, statement: Statement | str, **values: Any) -> list[Sequence[Any]]:
-        return await self._run_read(_run_statement, statement, values)
-
-    async def _change_rows(self, statement: Statement, **values: Any) -> list[Sequence[Any]]:
-        return await self._run_write(_run_statement, statement, values)
-
-    async def _read_latest_seq(self, context_id: str) -> int:
-        seqs = await self._run_quick_read(event_log.read_latest_seqs, [context_id])
-        return seqs.get(context_id, 0)
 
 
 def _run_statement(database: SqliteDatabase, statement: Statement | str, values: dict[str, Any]) -> list[Sequence[Any]]:

@@ -102,7 +102,7 @@ async def test_a_cancellation_between_two_tools_starts_no_further_one(store: Mem
     running.cancel()
     answer = await running
     assert kinds(answer.output.calls) == ["inline", "activity"]
-    assert len(store.journal) == 1
+    assert store.run_sql("SELECT count(*) FROM journal") == [(1,)]
 
 
 async def test_a_worker_that_stops_in_the_middle_hands_the_rest_over_and_nothing_runs_twice(
