@@ -1,4 +1,4 @@
-"""Loads the SQL of the store: the statements of ``store/X.py`` are in ``store/X.sql``, under their names.
+"""Loads the SQL of the store: those of a module are in the ``.sql`` of its name beside it, under names.
 
 A file is read and checked once, when its module is imported. It looks like this::
 
