@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from perdure import Agent, RunContext, ToolContext, Toolset, local
-from perdure.ports import ListedTool
+from perdure.ports.toolset import ListedTool
 from perdure.toolsets import Artifacts
 
 CATALOGUE: dict[str, dict[str, float]] = {"stock": {"bolts": 120, "nuts": 80}, "prices": {"bolts": 0.10, "nuts": 0.05}}

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from .hooks.hook import hook as hook
     from .hooks.step import Step as Step
     from .local_engine import local as local
-    from .ports import Toolset as Toolset
+    from .ports.toolset import Toolset as Toolset
     from .providers.pricing import register_price as register_price
     from .providers.registry import register_provider as register_provider
     from .tools import Approval as Approval
@@ -67,7 +67,7 @@ _NAMES_BY_HOME = {
     ".hooks.hook": "HookSet Veto hook",
     ".hooks.step": "Step",
     ".local_engine": "local",
-    ".ports": "Toolset",
+    ".ports.toolset": "Toolset",
     ".providers.pricing": "register_price",
     ".providers.registry": "register_provider",
     ".tools": "Approval Memory RunContext ToolContext allow ask background callback_tool delegate deny remote_tool",

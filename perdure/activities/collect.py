@@ -13,7 +13,7 @@ from typing import Any, cast
 from temporalio import activity
 
 from ..errors import RunIdError
-from ..ports import Commit, EventBatch, Outcome, Store, build_batch_token
+from ..ports.store import Commit, EventBatch, Outcome, Store, build_batch_token
 from ..stages.event_builders import build_tool_end_events
 from ..stages.event_stream import build_event_batch
 from ..stages.inline_tools import build_inline_input, is_inline_call, omit_large_results, set_inline_result

@@ -12,7 +12,7 @@ from ..errors import DefinitionError, InvalidInputError, ToolError
 from ..hooks import HookSet
 from ..loop.finish import REMINDER_ID, TAG_PROMPT
 from ..loop.transcript import build_malformed_arguments_text, build_unknown_tool_text
-from ..ports import ModelRequest
+from ..ports.model import ModelRequest
 from ..stages.stage import (
     ConversationCall,
     ModelCall,

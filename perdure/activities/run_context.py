@@ -12,8 +12,8 @@ from typing import Any, Protocol, TypeVar
 from ..context.auth import AuthContext, AuthFunction, RunFacts
 from ..context.memory import MemoryWrites
 from ..errors import AbortError, AuthContextUnavailableError, PerdureError
-from ..ports import SharedMemory as Kept
 from ..ports.grants import Grants
+from ..ports.store import SharedMemory as Kept
 from ..stages.retries import retry_store
 from ..tools import Memory
 from ..types.wire import CallFacts

@@ -65,7 +65,8 @@ if TYPE_CHECKING:
     from ..client.client import Client
     from ..client.on_approval import OnApproval
     from ..client.start import History
-    from ..ports import Provider, Toolset, ToolSpec
+    from ..ports.model import Provider, ToolSpec
+    from ..ports.toolset import Toolset
     from ..tools.tool import Function, TakesAnyContext
     from ..types.compaction import Compaction
     from ..types.interface import Response

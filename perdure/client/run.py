@@ -58,7 +58,7 @@ from .visibility import (
 
 if TYPE_CHECKING:
     from ..agent.agent import Agent
-    from ..ports import Store
+    from ..ports.store import Store
     from ..toolsets import Artifact
     from ..types.events import Event
     from .client import Client

@@ -9,8 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..errors import NoWorkerError, RunNotFoundError, StoreMismatchError
-from ..ports import Store, WaitRow, timestamp
-from ..ports.times import format_utc_now
+from ..ports.store import Store
+from ..ports.times import format_utc_now, timestamp
+from ..ports.waits import WaitRow
 from .follow import record_run_end
 from .handles import ClientHandle
 from .inbox import PendingCall, list_pending_calls

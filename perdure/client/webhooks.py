@@ -32,7 +32,7 @@ from ..errors import (
     TranscriptUnavailableError,
     WebhookNotFoundError,
 )
-from ..ports import Store
+from ..ports.store import Store
 from ..ports.times import add_seconds, format_utc_now
 from ..ports.webhooks import DeliveryRow, DeliveryState, RowCursor, WebhookRow
 from ..temporal_errors import translate_rpc_error

@@ -22,7 +22,8 @@ from temporalio.service import RPCError
 from temporalio.worker import ActivityInboundInterceptor, ExecuteActivityInput, Interceptor
 
 from ..errors import NewerStateError, PerdureError
-from ..ports import Journal, timestamp
+from ..ports.store import Journal
+from ..ports.times import timestamp
 from ..types.interface import PENDING_ATTRIBUTE
 from ..types.schema_version import check_schema_version
 from ..types.wire import (

@@ -16,8 +16,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from ..errors import MemoryChangedError, StoreError
-from ..ports import Blob, Claim, Commit, Journal, Outcome
-from ..ports.store import move_text_to_blob
+from ..ports.store import Blob, Claim, Commit, Journal, Outcome, move_text_to_blob
 from ..ports.test_seams import reach_point
 from ..types.wire import ModelOutput, ToolOutput
 from .event_builders import build_tool_end_events, build_tool_start_events

@@ -27,7 +27,7 @@ from types import FrameType
 from typing import Any
 
 from ..errors import LoopBlockedError
-from ..ports import Commit, EventBatch, Journal, Outcome, Store
+from ..ports.store import Commit, EventBatch, Journal, Outcome, Store
 from ..ports.times import format_utc_now
 from ..types.subagents import Lineage
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ..errors import InvalidInputError, RunIdError
-from ..ports import RunRow, Store
+from ..ports.store import RunRow, Store
 from ..types.interface import check_run_labels
 from ..types.run_ids import build_run_id_error
 from ..types.wire import ModelInput, ModelOutput

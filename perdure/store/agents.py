@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from operator import attrgetter
 
-from ..ports import AgentRow
+from ..ports.store import AgentRow
 from .schema import Database, as_bytes
 from .statements import load_statements
 

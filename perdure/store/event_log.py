@@ -1,8 +1,8 @@
 """Writes and reads events in the database: numbers, fencing, retraction, pruning, and pages of events with their paths.
 
-See :class:`perdure.ports.EventBatch` for the semantics. A child run takes its numbers from the root run, and its rows
-are in the root's stream, so one number is the position of a reader in a whole tree. A child locks its own row first,
-and the root's last, so no deadlock is possible.
+See :class:`perdure.ports.store.EventBatch` for the semantics. A child run takes its numbers from the root run, and its
+rows are in the root's stream, so one number is the position of a reader in a whole tree. A child locks its own row
+first, and the root's last, so no deadlock is possible.
 """
 
 from __future__ import annotations
@@ -14,9 +14,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from .. import events
-from ..ports import EventBatch, EventRow, NewEvent
 from ..ports.outbox import WriteOptions
-from ..ports.store import build_spans
+from ..ports.store import EventBatch, EventRow, NewEvent, build_spans
 from ..ports.waits import WaitChange, find_wait_changes
 from ..ports.webhooks import WEBHOOK_TARGET
 from ..types.run_ids import build_run_id_error

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..ports import Claim, Commit, EventBatch
 from ..ports.outbox import WriteOptions
+from ..ports.store import Claim, Commit, EventBatch
 from . import event_log, nodes, retention, usage
 from .memory import write_memory
 from .runs import write_run, write_turn
@@ -25,7 +25,7 @@ def read_outcomes(database: Database, keys: Sequence[str]) -> dict[str, bytes]:
 def claim_call(
     database: Database, key: str, owner: str, again: bool, now: str, events: EventBatch | None, options: WriteOptions
 ) -> Claim:
-    """Record the intent to act; see :meth:`perdure.ports.Journal.claim`."""
+    """Record the intent to act; see :meth:`perdure.ports.store.Journal.claim`."""
     context_id = None if events is None else events.context_id
     claim = _claim_journal_key(database, key, owner, again, now, context_id)
     if events is not None and claim.state == "new":
@@ -50,7 +50,7 @@ def _claim_journal_key(
 
 
 def write_commit(database: Database, commit: Commit, now: str, options: WriteOptions) -> bytes | None:
-    """Write all of ``commit``; see :meth:`perdure.ports.Journal.commit`."""
+    """Write all of ``commit``; see :meth:`perdure.ports.store.Journal.commit`."""
     key_id = options.key_id
     # In the same order everywhere, so that two transactions on PostgreSQL never deadlock.
     for blob in sorted(commit.blobs, key=lambda blob: blob.hash):

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from ..errors import MemoryChangedError
-from ..ports import MemoryWrite
+from ..ports.store import MemoryWrite
 from .schema import Database, as_bytes
 from .statements import load_statements
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ..errors import TranscriptCorruptedError
-from ..ports import Node
+from ..ports.store import Node
 from .schema import MAX_KEYS, Database, as_bytes, run_for_keys
 from .statements import load_statements
 
@@ -19,7 +19,7 @@ MISSING_NODE_HINT = (
 
 
 def read_nodes(database: Database, head: str, until: Sequence[str]) -> list[Node]:
-    """Return the chain that ends in ``head``, root first; see :meth:`perdure.ports.Transcripts.read_nodes`."""
+    """Return the chain that ends in ``head``, root first; see :meth:`perdure.ports.store.Transcripts.read_nodes`."""
     if head in until:
         return []
     return order_chain(database.run(SQL.read_chain, head=head, until=list(until[:MAX_KEYS])), head, until)

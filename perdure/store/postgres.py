@@ -14,8 +14,8 @@ from typing import Any, NamedTuple, TypeVar
 import asyncpg
 
 from ..errors import MemoryChangedError, StoreError
-from ..ports import AgentRow, Claim, Commit, EventBatch, EventRow, Node, RunRow, TurnRow
 from ..ports.outbox import WriteOptions
+from ..ports.store import AgentRow, Claim, Commit, EventBatch, EventRow, Node, RunRow, TurnRow
 from ..ports.times import format_utc_now, timestamp
 from ..ports.waits import find_wait_changes
 from ..types.events import Event, ModelRetracted, build_worker_lost_retraction, decode_event, encode_event_body
@@ -213,7 +213,7 @@ class PostgresStore(StoreTables):
     # --- opening and closing
 
     async def open(self, *, create: bool = True) -> None:
-        """See :class:`perdure.ports.Store`."""
+        """See :class:`perdure.ports.store.Store`."""
         self._is_open = True
         try:
             await self._run_at_home(self._open(create))
@@ -334,18 +334,18 @@ class PostgresStore(StoreTables):
     # --- writing
 
     async def claim(self, key: str, owner: str, *, again: bool = False, events: EventBatch | None = None) -> Claim:
-        """See :class:`perdure.ports.Journal`."""
+        """See :class:`perdure.ports.store.Journal`."""
         head = [key, owner, again, self._now()]
         row = await self._write(CLAIM, head, self._encode_batch(events))
         starts = row["starts_counted"] if row["state"] != "done" else 1
         return Claim(row["state"], row["recorded"], starts, row["begun_by"])
 
     async def release_claim(self, key: str, owner: str) -> bool:
-        """See :class:`perdure.ports.Journal`."""
+        """See :class:`perdure.ports.store.Journal`."""
         return bool(await self._change_rows(journal.SQL.release_claim, key=key, owner=owner))
 
     async def commit(self, commit: Commit) -> bytes | None:
-        """See :class:`perdure.ports.Journal`."""
+        """See :class:`perdure.ports.store.Journal`."""
         head = _encode_commit(commit, self._now())
         batch = self._encode_batch(commit.events)
         batch.references += retention.find_references(commit)
@@ -354,7 +354,7 @@ class PostgresStore(StoreTables):
         return recorded if recorded is not None or commit.outcome is None else commit.outcome.body
 
     async def append(self, batch: EventBatch) -> bool:
-        """See :class:`perdure.ports.EventLog`."""
+        """See :class:`perdure.ports.store.EventLog`."""
         encoded = self._encode_batch(batch)
         encoded.head.insert(3, False)
         row = await self._write(APPEND, [self._now()], encoded)
@@ -471,22 +471,22 @@ class PostgresStore(StoreTables):
     # --- reading
 
     async def find_outcomes(self, keys: Sequence[str]) -> dict[str, bytes]:
-        """See :class:`perdure.ports.Journal`."""
+        """See :class:`perdure.ports.store.Journal`."""
         rows = await self._fetch(journal.SQL.find_outcomes, keys=list(keys)) if keys else []
         return {unescape_text(key): outcome for key, outcome in rows if outcome is not None}
 
     async def read_nodes(self, head: str, *, until: Sequence[str] = ()) -> list[Node]:
-        """See :class:`perdure.ports.Transcripts`."""
+        """See :class:`perdure.ports.store.Transcripts`."""
         if head in until:
             return []
         return nodes.order_chain(await self._fetch(nodes.SQL.read_chain, head=head, until=list(until)), head, until)
 
     async def read_blobs(self, hashes: Sequence[str]) -> dict[str, bytes]:
-        """See :class:`perdure.ports.Transcripts`."""
+        """See :class:`perdure.ports.store.Transcripts`."""
         return dict(await self._fetch(nodes.SQL.read_blobs, keys=list(hashes))) if hashes else {}
 
     async def get_run(self, context_id: str) -> RunRow | None:
-        """See :class:`perdure.ports.Runs`."""
+        """See :class:`perdure.ports.store.Runs`."""
         rows = await self._fetch(runs.SQL.get_run, context_id=context_id)
         return RunRow(*map(unescape_value, rows[0])) if rows else None
 
@@ -495,7 +495,7 @@ class PostgresStore(StoreTables):
         return [AgentRow(*map(unescape_value, row)) for row in await self._fetch(agents.SQL.list_agents, name=name)]
 
     async def get_turn(self, context_id: str, task_id: str) -> TurnRow | None:
-        """See :class:`perdure.ports.Turns`."""
+        """See :class:`perdure.ports.store.Turns`."""
         rows = await self._fetch(runs.SQL.get_turn, context_id=context_id, task_id=task_id)
         if not rows:
             return None
@@ -503,18 +503,18 @@ class PostgresStore(StoreTables):
         return TurnRow(context_id, task_id, status, head, result, asked_at=asked_at)
 
     async def find_message_turn(self, context_id: str, message_id: str) -> str | None:
-        """See :class:`perdure.ports.Turns`."""
+        """See :class:`perdure.ports.store.Turns`."""
         message_key = shorten_key(message_id)
         rows = await self._fetch(runs.SQL.find_message_turn, context_id=context_id, message_id=message_key)
         return unescape_text(rows[0][0]) if rows else None
 
     async def recall(self, namespace: str, key: str) -> bytes | None:
-        """See :class:`perdure.ports.SharedMemory`."""
+        """See :class:`perdure.ports.store.SharedMemory`."""
         rows = await self._fetch(memory.SQL.recall, namespace=namespace, key=key)
         return rows[0][0] if rows else None
 
     async def recall_all(self, namespace: str, prefix: str = "", *, limit: int = 1000) -> dict[str, bytes]:
-        """See :class:`perdure.ports.SharedMemory`."""
+        """See :class:`perdure.ports.store.SharedMemory`."""
         end = memory.find_prefix_end(prefix)
         rows = await self._fetch(memory.SQL.recall_all, namespace=namespace, prefix=prefix, prefix_end=end, limit=limit)
         return {unescape_text(key): value for key, value in rows}
@@ -524,7 +524,7 @@ class PostgresStore(StoreTables):
     async def read_events(
         self, context_id: str, *, after: int = 0, limit: int = 1000, children: bool = True
     ) -> list[EventRow]:
-        """See :class:`perdure.ports.EventLog`."""
+        """See :class:`perdure.ports.store.EventLog`."""
         rows = await self._read_page(context_id, after, limit, event_log.build_scope(children=children))
         depth = 0
         if not rows:  # it may be in another run's stream: then it has no rows under its own id
@@ -555,7 +555,7 @@ class PostgresStore(StoreTables):
         }
 
     async def wait_for_event(self, context_id: str, after: int, timeout: float) -> int:
-        """See :class:`perdure.ports.EventLog`."""
+        """See :class:`perdure.ports.store.EventLog`."""
         return await self._run_at_home(self._wait_for_event(context_id, after, timeout))
 
     async def _wait_for_event(self, context_id: str, after: int, timeout: float) -> int:

@@ -121,7 +121,7 @@ class EventNotifications:
     # --- waiting
 
     async def wait_for_event(self, context_id: str, after: int, timeout: float) -> int:
-        """See :class:`perdure.ports.EventLog`."""
+        """See :class:`perdure.ports.store.EventLog`."""
         try:
             context_id.encode()
         except UnicodeEncodeError as error:  # the read for all waiters would fail

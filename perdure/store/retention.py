@@ -16,8 +16,9 @@ from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from ..errors import TranscriptCorruptedError
-from ..ports import Commit, Node, format_utc_now
 from ..ports.retention import Collectable, OldRun, RunTree
+from ..ports.store import Commit, Node
+from ..ports.times import format_utc_now
 from .schema import Database, run_for_keys, split_keys
 from .statements import Statement, load_statements
 

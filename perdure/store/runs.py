@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..ports import RunRow, TurnRow
+from ..ports.store import RunRow, TurnRow
 from ..types.run_ids import build_run_id_error
 from .schema import Database, Tables, shorten_key, split_keys
 from .statements import load_statements
@@ -58,10 +58,10 @@ def find_turn_of_message(database: Database, context_id: str, message_id: str) -
 
 
 class ListTables(Tables):
-    """The lists of :class:`perdure.ports.Runs` and :class:`perdure.ports.Turns`, for a store in a database."""
+    """The lists of :class:`perdure.ports.store.Runs` and ``Turns``, for a store in a database."""
 
     async def get_runs(self, context_ids: Sequence[str]) -> dict[str, RunRow]:
-        """See :class:`perdure.ports.Runs`."""
+        """See :class:`perdure.ports.store.Runs`."""
         found: dict[str, RunRow] = {}
         for keys in split_keys(context_ids):
             found |= {row[0]: RunRow(*row) for row in await self._select_rows(SQL.get_runs, keys=keys)}
@@ -80,7 +80,7 @@ class ListTables(Tables):
         after: tuple[str, str] | None = None,
         limit: int = 100,
     ) -> list[RunRow]:
-        """See :class:`perdure.ports.Runs`."""
+        """See :class:`perdure.ports.store.Runs`."""
         at, after_id = after or (None, None)
         rows = await self._select_rows(
             SQL.list_runs,
@@ -100,7 +100,7 @@ class ListTables(Tables):
     async def list_turns(
         self, context_id: str, *, after: tuple[str, str] | None = None, limit: int = 100
     ) -> list[TurnRow]:
-        """See :class:`perdure.ports.Turns`."""
+        """See :class:`perdure.ports.store.Turns`."""
         at, after_id = after or (None, None)
         rows = await self._select_rows(SQL.list_turns, context_id=context_id, at=at, after=after_id, limit=limit)
         return [

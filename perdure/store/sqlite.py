@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from ..errors import StoreError, StoreLocationError, StoreVersionError
-from ..ports import AgentRow, Claim, Commit, EventBatch, EventRow, Node, RunRow, TurnRow
 from ..ports.outbox import WriteOptions
+from ..ports.store import AgentRow, Claim, Commit, EventBatch, EventRow, Node, RunRow, TurnRow
 from ..ports.times import format_utc_now
 from . import event_log, journal, memory, meta, migrations, nodes, retention, runs
 from .agents import read_agents, write_agents
@@ -62,54 +62,54 @@ class SqliteTables(StoreTables):
         return await run(lambda database: retention.run_step(database, make_step()))
 
     async def find_outcomes(self, keys: Sequence[str]) -> dict[str, bytes]:
-        """See :class:`perdure.ports.Journal`."""
+        """See :class:`perdure.ports.store.Journal`."""
         if not keys:
             return {}
         run = self._run_quick_read if len(keys) <= _QUICK_KEYS else self._run_read
         return await run(journal.read_outcomes, keys)
 
     async def claim(self, key: str, owner: str, *, again: bool = False, events: EventBatch | None = None) -> Claim:
-        """See :class:`perdure.ports.Journal`."""
+        """See :class:`perdure.ports.store.Journal`."""
         claim = await self._run_write(journal.claim_call, key, owner, again, self._now(), events, self.write_options)
         self._notify_watcher(events)
         return claim
 
     async def release_claim(self, key: str, owner: str) -> bool:
-        """See :class:`perdure.ports.Journal`."""
+        """See :class:`perdure.ports.store.Journal`."""
         return bool(await self._change_rows(journal.SQL.release_claim, key=key, owner=owner))
 
     async def commit(self, commit: Commit) -> bytes | None:
-        """See :class:`perdure.ports.Journal`."""
+        """See :class:`perdure.ports.store.Journal`."""
         recorded = await self._run_write(journal.write_commit, commit, self._now(), self.write_options)
         self._notify_watcher(commit.events)
         return recorded
 
     async def read_nodes(self, head: str, *, until: Sequence[str] = ()) -> list[Node]:
-        """See :class:`perdure.ports.Transcripts`."""
+        """See :class:`perdure.ports.store.Transcripts`."""
         return await self._run_read(nodes.read_nodes, head, until)
 
     async def read_blobs(self, hashes: Sequence[str]) -> dict[str, bytes]:
-        """See :class:`perdure.ports.Transcripts`."""
+        """See :class:`perdure.ports.store.Transcripts`."""
         return await self._run_read(nodes.read_blobs, hashes) if hashes else {}
 
     async def get_run(self, context_id: str) -> RunRow | None:
-        """See :class:`perdure.ports.Runs`."""
+        """See :class:`perdure.ports.store.Runs`."""
         return await self._run_quick_read(runs.read_run, context_id)
 
     async def get_turn(self, context_id: str, task_id: str) -> TurnRow | None:
-        """See :class:`perdure.ports.Turns`."""
+        """See :class:`perdure.ports.store.Turns`."""
         return await self._run_quick_read(runs.read_turn, context_id, task_id)
 
     async def find_message_turn(self, context_id: str, message_id: str) -> str | None:
-        """See :class:`perdure.ports.Turns`."""
+        """See :class:`perdure.ports.store.Turns`."""
         return await self._run_quick_read(runs.find_turn_of_message, context_id, message_id)
 
     async def recall(self, namespace: str, key: str) -> bytes | None:
-        """See :class:`perdure.ports.SharedMemory`."""
+        """See :class:`perdure.ports.store.SharedMemory`."""
         return await self._run_read(memory.recall, namespace, key)
 
     async def recall_all(self, namespace: str, prefix: str = "", *, limit: int = 1000) -> dict[str, bytes]:
-        """See :class:`perdure.ports.SharedMemory`."""
+        """See :class:`perdure.ports.store.SharedMemory`."""
         return await self._run_read(memory.recall_all, namespace, prefix, limit)
 
     async def record_agents(self, agents: Sequence[AgentRow]) -> None:
@@ -121,7 +121,7 @@ class SqliteTables(StoreTables):
         return await self._run_read(read_agents, name)
 
     async def append(self, batch: EventBatch) -> bool:
-        """See :class:`perdure.ports.EventLog`."""
+        """See :class:`perdure.ports.store.EventLog`."""
         written = await self._run_write(event_log.append_batch, batch, self._now(), self.write_options)
         self._notify_watcher(batch)
         return written
@@ -173,7 +173,7 @@ class SqliteStore(SqliteTables):
         return self._open_threads
 
     async def open(self, *, create: bool = True) -> None:
-        """See :class:`perdure.ports.Store`."""
+        """See :class:`perdure.ports.store.Store`."""
         if self._open_threads is None:
             writer, reader, watcher = (
                 SqliteSession(self._file, write=n == 0, busy_timeout=self._busy_timeout) for n in range(3)
@@ -267,7 +267,7 @@ class SqliteStore(SqliteTables):
     async def read_events(
         self, context_id: str, *, after: int = 0, limit: int = 1000, children: bool = True
     ) -> list[EventRow]:
-        """See :class:`perdure.ports.EventLog`."""
+        """See :class:`perdure.ports.store.EventLog`."""
         quick_limit = min(limit, _QUICK_EVENTS)
         read_page = partial(event_log.read_events, children=children)
         quick = self._try_on_loop(read_page, context_id, after, quick_limit, _QUICK_BYTES)
@@ -279,7 +279,7 @@ class SqliteStore(SqliteTables):
         return rows
 
     async def wait_for_event(self, context_id: str, after: int, timeout: float) -> int:
-        """See :class:`perdure.ports.EventLog`."""
+        """See :class:`perdure.ports.store.EventLog`."""
         return await self._threads.watcher.wait_for_event(context_id, after, timeout)
 
 

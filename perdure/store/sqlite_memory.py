@@ -61,7 +61,7 @@ class SqliteMemoryStore(SqliteTables):
         self._waiters: set[Waiter] = set()
 
     async def open(self, *, create: bool = True) -> None:
-        """See :class:`perdure.ports.Store`."""
+        """See :class:`perdure.ports.store.Store`."""
         self.store_id = self._run(meta.assign_store_id, uuid.uuid4().hex, self._now())
 
     async def close(self) -> None:
@@ -101,11 +101,11 @@ class SqliteMemoryStore(SqliteTables):
     async def read_events(
         self, context_id: str, *, after: int = 0, limit: int = 1000, children: bool = True
     ) -> list[EventRow]:
-        """See :class:`perdure.ports.EventLog`."""
+        """See :class:`perdure.ports.store.EventLog`."""
         return await self._run_read(partial(event_log.read_events, children=children), context_id, after, limit)
 
     async def wait_for_event(self, context_id: str, after: int, timeout: float) -> int:
-        """See :class:`perdure.ports.EventLog`."""
+        """See :class:`perdure.ports.store.EventLog`."""
         next_seq: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         waiter = context_id, after, next_seq
         self._waiters.add(waiter)

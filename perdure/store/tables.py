@@ -30,7 +30,7 @@ class StoreTables(
     UsageTables,
     SqlRetention,
 ):
-    """The methods of :class:`perdure.ports.Store` that need one statement of both databases, or few.
+    """The methods of :class:`perdure.ports.store.Store` that need one statement of both databases, or few.
 
     An adapter adds how statements are run, and the methods that write what a call has done.
     """

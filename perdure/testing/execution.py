@@ -26,7 +26,7 @@ from temporalio.converter import DataConverter
 from temporalio.exceptions import ActivityError, ApplicationError, ChildWorkflowError, TerminatedError
 from temporalio.exceptions import CancelledError as TemporalCancelledError
 
-from ..ports import timestamp
+from ..ports.times import timestamp
 from ..stages.interceptor import attach_search_attributes
 from ..stages.retries import decide_retry
 from ..stages.stage import CollectCall, ModelCall, ToolCall

@@ -25,7 +25,8 @@ from ..client.client import Client
 from ..client.turn import Turn
 from ..errors import ProviderError
 from ..local_engine import local
-from ..ports import ModelRequest, Provider, Store, StreamEvent
+from ..ports.model import ModelRequest, Provider, StreamEvent
+from ..ports.store import Store
 from ..ports.test_seams import fake_models, fake_servers
 from ..tools import Tool
 from ..types.interface import OutputT, Response

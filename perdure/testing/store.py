@@ -27,7 +27,7 @@ class MemoryStore(SqliteMemoryStore):
         self.commits: list[Commit] = []
 
     async def commit(self, commit: Commit) -> bytes | None:
-        """See :class:`perdure.ports.Journal`."""
+        """See :class:`perdure.ports.store.Journal`."""
         recorded = await super().commit(commit)
         self.commits.append(commit)
         return recorded

@@ -23,8 +23,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from ..errors import InvalidInputError
-from ..ports import Blob, Commit, Store
-from ..ports.store import record_file
+from ..ports.store import Blob, Commit, Store, record_file
 from ..toolsets import Artifact
 from ..types.events import decode_event
 from ..types.interface import Response as RunResponse

@@ -15,7 +15,7 @@ from typing import Literal
 
 from ..client.tasks import background_task
 from ..errors import StoreError
-from ..ports import Store
+from ..ports.store import Store
 from .problems import WebError
 
 IDEMPOTENCY_HOURS = 24

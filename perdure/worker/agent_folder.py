@@ -13,7 +13,7 @@ from ..activities import Agents
 from ..agent.agent import Agent
 from ..agent.agent_file import AGENT_FILE_SUFFIXES, load_agent
 from ..errors import InvalidInputError, PerdureError
-from ..ports import Toolset
+from ..ports.toolset import Toolset
 
 logger = logging.getLogger("perdure.worker")
 

@@ -31,7 +31,7 @@ from temporalio.client import Client as TemporalClient
 from temporalio.service import RPCError
 
 from ..errors import RuntimeSetupError, StoreError
-from ..ports import Store
+from ..ports.store import Store
 from ..ports.times import format_utc_now
 from ..stages.loop_watch import LoopWatch
 from ..temporal_errors import is_denied

@@ -15,7 +15,7 @@ import pytest
 
 from perdure import Agent, Compaction, Message, tool
 from perdure.errors import ContextLengthError
-from perdure.ports import Completed, ModelRequest
+from perdure.ports.model import Completed, ModelRequest
 from perdure.providers.anthropic_request import encode_request
 from perdure.stages.compaction import SUMMARY_PROMPT
 from perdure.testing import ScriptedProvider

@@ -23,7 +23,7 @@ from perdure.errors import (
     ParseError,
     RunNotFoundError,
 )
-from perdure.ports import Completed, ModelRequest, StreamEvent, TextDelta, ToolCallDelta
+from perdure.ports.model import Completed, ModelRequest, StreamEvent, TextDelta, ToolCallDelta
 from perdure.testing import ScriptedProvider, call, fail, finish, scripted
 from perdure.types.messages import TextPart
 from tests.support.engine import Engine

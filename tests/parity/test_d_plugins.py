@@ -9,7 +9,7 @@ from typing import Any
 
 from perdure import Agent, RunContext, ToolContext, Toolset, tool
 from perdure.mcp import MCPServer
-from perdure.ports import ListedTool
+from perdure.ports.toolset import ListedTool
 from perdure.testing import ScriptedProvider, call
 from perdure.toolsets import Artifacts
 from tests.support.checks import results

@@ -7,7 +7,7 @@ from typing import Any
 
 from perdure import Agent, Compaction, Run
 from perdure.errors import ContextLengthError, PerdureError
-from perdure.ports import Completed, ModelRequest
+from perdure.ports.model import Completed, ModelRequest
 from perdure.stages.compaction import SUMMARY_PROMPT
 from perdure.testing import ScriptedProvider
 from perdure.types.messages import Part, TextPart, ToolCallPart, Usage

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from perdure import Agent, Run, Toolset
-from perdure.ports import ListedTool
+from perdure.ports.toolset import ListedTool
 from perdure.testing import ScriptedProvider, call
 from perdure.toolsets import Artifacts
 from perdure.types.approvals import Consent

@@ -14,7 +14,7 @@ from pydantic import BaseModel
 from perdure import Agent, Client, Limits, RunContext, ToolContext, tool
 from perdure.console import console_routes
 from perdure.errors import DefinitionError
-from perdure.ports import ModelRequest
+from perdure.ports.model import ModelRequest
 from perdure.testing import ScriptedProvider, call
 from perdure.toolsets import Artifacts
 from perdure.types.interface import CALLER_CLAIMS, CallerOverride, Override, Start, UserMessage

@@ -49,8 +49,8 @@ class MemoryFeed:
     def write(
         self, batch: EventBatch, now: str, on_written: Callable[[int, int], None], *, recorded: bool = False
     ) -> bool:
-        """Write ``batch``, see :class:`perdure.ports.EventBatch`; ``recorded`` for a batch of a recorded outcome. False
-        if it is too late. ``on_written`` is called with the index and the number of each event that is written."""
+        """Write ``batch``, see :class:`perdure.ports.store.EventBatch`; ``recorded`` for a batch of a recorded outcome.
+        False if it is too late. ``on_written`` is called with index and number of each event that is written."""
         if batch.token and batch.token < self.token and not recorded:
             return False
         if batch.lineage is not None:

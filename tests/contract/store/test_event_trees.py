@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perdure.errors import RunIdError
-from perdure.ports import Commit, EventBatch, EventRow, NewEvent, Outcome, Store, build_batch_token
+from perdure.ports.store import Commit, EventBatch, EventRow, NewEvent, Outcome, Store, build_batch_token
 from perdure.store.postgres import PostgresStore
 from perdure.store.sqlite import SqliteStore
 from perdure.types.events import (

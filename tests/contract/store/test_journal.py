@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from perdure.ports import Blob, Claim, Commit, Node, Outcome, RunRow, Store
+from perdure.ports.store import Blob, Claim, Commit, Node, Outcome, RunRow, Store
 from tests.contract.store.conftest import Database
 
 

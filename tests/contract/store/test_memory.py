@@ -10,7 +10,7 @@ from concurrent.futures import Future
 import pytest
 
 from perdure.errors import MemoryChangedError, StoreError
-from perdure.ports import Commit, MemoryWrite, Outcome, Store, TurnRow
+from perdure.ports.store import Commit, MemoryWrite, Outcome, Store, TurnRow
 from perdure.tools import Memory
 from tests.contract.store.conftest import Database
 

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from perdure.client.retention import Collector, ExecutionState, GarbageReport
 from perdure.errors import TranscriptCorruptedError
-from perdure.ports import Blob, Commit, EventBatch, MemoryWrite, NewEvent, Outcome, RunRow, Store, TurnRow
+from perdure.ports.store import Blob, Commit, EventBatch, MemoryWrite, NewEvent, Outcome, RunRow, Store, TurnRow
 from perdure.stages.reply_cache import build_reply_namespace
 from perdure.store import Chain
 from perdure.store.objects import LargeBlobStore, ObjectLocation

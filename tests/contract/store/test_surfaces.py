@@ -15,12 +15,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perdure.errors import InvalidInputError, StoreError
-from perdure.ports import (
-    AuditRow,
+from perdure.ports.audit import AuditRow
+from perdure.ports.idempotency import IdempotencyClaim
+from perdure.ports.outbox import OutboxRow, WriteOptions
+from perdure.ports.store import (
     Blob,
     Commit,
     EventBatch,
-    IdempotencyClaim,
     MemoryWrite,
     NewEvent,
     Node,
@@ -28,11 +29,9 @@ from perdure.ports import (
     RunRow,
     Store,
     TurnRow,
-    WaitRow,
-    WriteOptions,
     build_batch_token,
 )
-from perdure.ports.outbox import OutboxRow
+from perdure.ports.waits import WaitRow
 from perdure.store.postgres import PostgresStore
 from perdure.store.sqlite import SqliteStore
 from perdure.testing.store import MemoryStore

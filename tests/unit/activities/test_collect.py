@@ -9,7 +9,7 @@ import pytest
 
 from perdure.activities import CollectActivity
 from perdure.errors import StoreError, StoreMismatchError
-from perdure.ports import Commit, Outcome
+from perdure.ports.store import Commit, Outcome
 from perdure.stages.journal import JournalStage
 from perdure.stages.journal_keys import build_model_key
 from perdure.stages.stage import CollectCall, ModelCall, ModelReply, ToolCall

@@ -13,7 +13,7 @@ from pydantic import BaseModel, field_validator
 from perdure import Agent, RunContext, ToolContext, tool
 from perdure.activities import Agents, AuthorLoop, IterationStage, MemoryFactory, ModelActivity, ToolActivity
 from perdure.errors import DefinitionError, InvalidInputError, StoreError, StoreMismatchError, TranscriptCorruptedError
-from perdure.ports import Commit, MemoryWrite
+from perdure.ports.store import Commit, MemoryWrite
 from perdure.stages.stage import ConversationCall, ModelReply
 from perdure.testing import MemoryStore, ScriptedProvider, call
 from perdure.types.messages import Message

@@ -13,7 +13,7 @@ from pydantic import AfterValidator
 from perdure import Agent, Limits, RunContext, tool
 from perdure.activities import Agents, AuthorLoop, IterationStage, ModelActivity, iteration
 from perdure.errors import DefinitionError, ProviderTimeoutError, TruncatedStreamError
-from perdure.ports import Completed, ModelRequest, StreamEvent, TextDelta
+from perdure.ports.model import Completed, ModelRequest, StreamEvent, TextDelta
 from perdure.providers.fallback import ModelChain
 from perdure.stages.stage import ConversationCall, ModelReply, RequestCall
 from perdure.testing import ScriptedProvider, call

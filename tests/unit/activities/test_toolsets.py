@@ -12,7 +12,8 @@ from perdure import Agent, RunContext, Toolset, tool
 from perdure.activities import AuthorLoop
 from perdure.activities.toolsets import Toolsets
 from perdure.errors import DefinitionError, ToolsetError
-from perdure.ports import ListedTool, ToolSpec
+from perdure.ports.model import ToolSpec
+from perdure.ports.toolset import ListedTool
 from perdure.stages.stage import ConversationCall, ToolCall
 from perdure.store.cache import ByteLRU
 from perdure.types.messages import BlobRef

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from perdure import Message
 from perdure.client.pages import TranscriptPages
 from perdure.errors import TranscriptCorruptedError
-from perdure.ports import Commit, Node
+from perdure.ports.store import Commit, Node
 from perdure.store.chain import Chain, hash_node
 from perdure.testing import MemoryStore
 from perdure.types.messages import Replaced, TextPart

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from perdure import Agent, RunContext
-from perdure.ports import ModelRequest
+from perdure.ports.model import ModelRequest
 from perdure.stages.stage import ModelCall, ModelReply, RequestCall, ToolCall, share_fields
 from perdure.types.messages import Message
 from perdure.types.tool_calls import ActivityCall, Call

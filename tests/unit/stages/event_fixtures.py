@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from perdure.ports import EventLog, StreamEvent
+from perdure.ports.model import StreamEvent
+from perdure.ports.store import EventLog
 from perdure.stages.event_stream import EventsStage, FailuresStage
 from perdure.stages.journal import JournalStage
 from perdure.stages.stage import ModelCall, ModelReply, ToolCall

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from perdure import Compaction
 from perdure.errors import DefinitionError
 from perdure.loop.compaction import ConversationView
-from perdure.ports import ModelRequest
+from perdure.ports.model import ModelRequest
 from perdure.stages.compaction import ConversationViewCache, estimate_message_bytes, format_message_text
 from perdure.store.cache import ENTRY_BYTES, ByteLRU
 from perdure.types.compaction import CompactionSettings, build_compaction_settings

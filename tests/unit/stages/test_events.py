@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from perdure.errors import AuthenticationError, RateLimitError, StoreError, StoreMismatchError, TranscriptCorruptedError
-from perdure.ports import Completed, EventBatch, Restarted, StreamEvent, TextDelta, ThinkingDelta, ToolCallDelta
+from perdure.ports.model import Completed, Restarted, StreamEvent, TextDelta, ThinkingDelta, ToolCallDelta
+from perdure.ports.store import EventBatch
 from perdure.stages import event_stream
 from perdure.stages.event_stream import BatchWriter, WriteClock
 from perdure.stages.stage import ModelCall

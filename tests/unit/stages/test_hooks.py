@@ -9,7 +9,7 @@ import pytest
 from perdure import Agent, HookSet, hook, remote_tool, tool
 from perdure.errors import HookError
 from perdure.hooks import Hook
-from perdure.ports import ModelRequest
+from perdure.ports.model import ModelRequest
 from perdure.stages.hooks import HookStage
 from perdure.testing import call, scripted
 from perdure.types.messages import Message

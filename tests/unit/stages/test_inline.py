@@ -9,7 +9,7 @@ import pytest
 
 from perdure.loop.apply import apply_model
 from perdure.loop.decide import CallModel
-from perdure.ports import MemoryWrite
+from perdure.ports.store import MemoryWrite
 from perdure.stages.inline_tools import INLINE_SECONDS, InlineStage
 from perdure.stages.journal import JournalStage
 from perdure.stages.journal_keys import build_tool_key

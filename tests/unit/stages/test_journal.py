@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from perdure.errors import ProviderServerError, StoreError, StoreVersionError, TranscriptCorruptedError
-from perdure.ports import Claim, Commit, Outcome
+from perdure.ports.store import Claim, Commit, Outcome
 from perdure.stages import journal
 from perdure.stages.journal import JournalStage
 from perdure.stages.journal_keys import build_model_key

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from perdure.errors import ProviderServerError
-from perdure.ports import Commit, MemoryWrite
+from perdure.ports.store import Commit, MemoryWrite
 from perdure.stages.journal import JournalStage
 from perdure.testing.store import MemoryStore
 from perdure.types.wire import ToolOutput

@@ -7,7 +7,7 @@ import pytest
 from perdure import Agent
 from perdure.activities import Agents
 from perdure.errors import AgentNotFoundError, StoreMismatchError, TranscriptCorruptedError
-from perdure.ports import Commit
+from perdure.ports.store import Commit
 from perdure.stages.journal import JournalStage
 from perdure.stages.prepare import PrepareStage
 from perdure.stages.stage import NextTool

@@ -10,7 +10,8 @@ import pytest
 from perdure import Agent, hook
 from perdure.errors import StoreError
 from perdure.hooks import HookSet
-from perdure.ports import Commit, MemoryWrite, ModelRequest
+from perdure.ports.model import ModelRequest
+from perdure.ports.store import Commit, MemoryWrite
 from perdure.stages.journal import JournalStage
 from perdure.stages.reply_cache import ReplyCacheStage, build_reply_namespace
 from perdure.stages.stage import ModelCall, ModelReply, NextRequest

@@ -9,7 +9,7 @@ import pytest
 
 from perdure.errors import StoreMismatchError, TranscriptCorruptedError
 from perdure.loop.finish import REMINDER_ID, build_response
-from perdure.ports import Blob, Commit, Outcome, RunRow
+from perdure.ports.store import Blob, Commit, Outcome, RunRow
 from perdure.stages.journal import JournalStage
 from perdure.stages.stage import ModelReply
 from perdure.stages.transcript import TranscriptStage

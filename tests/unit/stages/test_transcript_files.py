@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from perdure.errors import TranscriptCorruptedError
-from perdure.ports import Blob, Commit
+from perdure.ports.store import Blob, Commit
 from perdure.stages.journal import JournalStage
 from perdure.stages.stage import ModelReply
 from perdure.stages.transcript import TranscriptStage

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perdure.errors import InvalidInputError, TranscriptCorruptedError
-from perdure.ports import Blob, Commit, Node
+from perdure.ports.store import Blob, Commit, Node
 from perdure.store.cache import CacheBudget
 from perdure.store.chain import Chain, hash_node
 from perdure.testing.store import MemoryStore

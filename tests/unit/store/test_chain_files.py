@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from perdure import File
 from perdure.errors import TranscriptCorruptedError
-from perdure.ports import Blob, Commit
+from perdure.ports.store import Blob, Commit
 from perdure.store.cache import CacheBudget
 from perdure.store.chain import Chain
 from perdure.testing.store import MemoryStore

@@ -23,7 +23,7 @@ from perdure.errors import (
     StoreVersionError,
     TranscriptCorruptedError,
 )
-from perdure.ports import Blob, Commit, Node, Outcome
+from perdure.ports.store import Blob, Commit, Node, Outcome
 from perdure.store import Chain, open_store
 from perdure.store.sqlite import SqliteStore
 from perdure.types.messages import Message
