@@ -246,7 +246,7 @@ def _select_error_texts(error: Exception) -> tuple[str, str]:
 # Statements and values.
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=1024)
 def _bind_by_position(sql: str) -> tuple[str, tuple[str, ...]]:
     """Return ``sql`` with ``$1`` … in the place of its named parameters, and their names in that order."""
     names: list[str] = []

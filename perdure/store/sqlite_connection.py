@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from ..errors import StoreError, StoreMismatchError
 from . import meta
 from .migrations import CURRENT_VERSION, VERSION_TABLE, check_still_usable
-from .schema import TABLES
+from .schema import MAX_KEYS, TABLES
 from .statements import PARAMETER, Statement
 
 if TYPE_CHECKING:
@@ -126,7 +126,7 @@ def _select_error_texts(error: SqliteFailure, path: Path) -> tuple[str, str]:
 # A connection to the file.
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=1024)
 def _bind_by_position(sql: str) -> tuple[str, list[str]]:
     """Return ``sql`` with ``?`` in the place of its named parameters, and their names in that order.
 
@@ -144,13 +144,13 @@ def _bind_by_position(sql: str) -> tuple[str, list[str]]:
 def _expand_lists(sql: str, lists: Iterable[str], values: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     """Return ``sql`` with a parameter for each value of its lists, and the values by these.
 
-    A list is padded to a power of two, so that few statements are prepared.
+    A list of up to ``MAX_KEYS`` is padded to a power of two, so that few statements are prepared.
     """
     for name in lists:
         keys = values.get(name)
         if keys is None:  # of a condition that is left out
             continue
-        count = 1 << (len(keys) - 1).bit_length() if keys else 0
+        count = 1 << (len(keys) - 1).bit_length() if 0 < len(keys) <= MAX_KEYS else len(keys)
         padded = [*keys, *[keys[-1]] * (count - len(keys))] if keys else []
         named = {f"{name}_{index}": key for index, key in enumerate(padded)}
         sql = sql.replace(f"IN (:{name})", f"IN ({', '.join(f':{key}' for key in named)})")

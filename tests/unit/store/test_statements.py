@@ -155,6 +155,8 @@ def test_a_list_is_bound_as_each_database_takes_it():
         for keys in ((), (1,), (3, 1, 2), (1, 2, 3, 3, 2))
         for without in ((), (2,))
     }
+    many = range(20_000)
+    assert [value for (value,) in database.run(file.find, keys=many, without=[])] == [1, 2, 3]
     database.connection.close()
     assert found == {(keys, without): sorted({*keys} - {*without}) for keys, without in found}
     sql, values = bind_statement(file.find, {"keys": ["a\0"], "without": []})
