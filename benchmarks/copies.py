@@ -11,7 +11,7 @@ from benchmarks.contestants import Contestant
 from benchmarks.lab import Lab
 from benchmarks.measures import Figures, Scale
 from benchmarks.output import Progress
-from perdure.ports import Blob, Commit, EventBatch, NewEvent, Node, Outcome, RunRow
+from perdure.ports.store import Blob, Commit, EventBatch, NewEvent, Node, Outcome, RunRow
 from perdure.store import open_store
 from perdure.store.administration import copy_store
 from perdure.store.chain import hash_node

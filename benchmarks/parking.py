@@ -36,7 +36,7 @@ from perdure import Agent, Client, PerdurePlugin, tool
 from perdure.client.inbox import PendingCall
 from perdure.client.pages import MAX_PAGE
 from perdure.errors import ApprovalDecidedError
-from perdure.ports import ModelRequest
+from perdure.ports.model import ModelRequest
 from perdure.testing import ScriptedProvider, call
 from perdure.types.interface import PENDING_ATTRIBUTE
 

@@ -3,7 +3,7 @@
 from collections.abc import AsyncIterator
 
 from perdure import Agent, register_provider
-from perdure.ports import Completed, ModelRequest, StreamEvent, TextDelta
+from perdure.ports.model import Completed, ModelRequest, StreamEvent, TextDelta
 from perdure.types.messages import TextPart, Usage
 
 

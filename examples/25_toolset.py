@@ -6,7 +6,7 @@ from typing import Any
 
 from perdure import Agent, RunContext, ToolContext, Toolset, local
 from perdure.artifacts import Artifacts
-from perdure.ports import ListedTool
+from perdure.ports.toolset import ListedTool
 
 CATALOGUE: dict[str, dict[str, float]] = {"stock": {"bolts": 120, "nuts": 80}, "prices": {"bolts": 0.10, "nuts": 0.05}}
 """What a service would say that it can be asked."""

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from .local_engine.agent import Agent as Agent
     from .local_engine.agent import load_agent as load_agent
     from .local_engine.engine import local as local
-    from .ports import Toolset as Toolset
+    from .ports.toolset import Toolset as Toolset
     from .providers.pricing import register_price as register_price
     from .providers.registry import register_provider as register_provider
     from .tools import Approval as Approval
@@ -68,7 +68,7 @@ _NAMES_BY_HOME = {
     ".hooks.step": "Step",
     ".local_engine.agent": "Agent load_agent",
     ".local_engine.engine": "local",
-    ".ports": "Toolset",
+    ".ports.toolset": "Toolset",
     ".providers.pricing": "register_price",
     ".providers.registry": "register_provider",
     ".tools": "Approval Memory RunContext ToolContext allow ask background callback_tool delegate deny remote_tool",

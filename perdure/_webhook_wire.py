@@ -31,7 +31,7 @@ from typing import Any, cast
 from urllib.parse import quote, urlsplit
 
 from .errors import InvalidInputError
-from .ports.surfaces import add_seconds
+from .ports.times import add_seconds
 from .ports.webhooks import WEBHOOK_EVENT_TYPES
 from .types.events import Event, RunEvent, TurnEvent
 from .types.messages import Data, clean_text

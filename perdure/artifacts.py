@@ -12,7 +12,7 @@ from typing import Any
 
 from .context.memory import AreaReader, open_engine_memory
 from .errors import InvalidInputError
-from .ports import Toolset
+from .ports.toolset import Toolset
 from .tools import RunContext, Tool, ToolContext, tool
 from .types.messages import Data, clean_text
 

@@ -19,7 +19,7 @@ from pydantic_core import SchemaError
 from typing_extensions import TypedDict
 
 from ..errors import DefinitionError, RuntimeSetupError
-from ..ports import Toolset
+from ..ports.toolset import Toolset
 from ..tools import Rule, Tool, Toolbox
 from ..tools.approvals import parse_rule
 from ..types.compaction import COMPACTION_KINDS, Compaction

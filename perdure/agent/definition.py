@@ -14,7 +14,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from ..hooks import Hook
-from ..ports import AgentRow
+from ..ports.store import AgentRow
 from ..tools import SubagentTool, Tool
 from ..tools.approvals import Approval, Rule
 from ..types.messages import clean_json_text

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Protocol, overload
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, create_model
 from typing_extensions import TypeVar
 
-from .. import ports
 from ..context.run_context import ContextT_contra, P, ReturnT_co, RunContext
 from ..errors import DefinitionError, ParseError
 from ..hooks.hook import evaluate_signature
@@ -45,6 +44,8 @@ class OutputType:
     def __init__(self, owner: str, kind: Any) -> None:
         """``owner`` declares the type, for errors: ``agent 'support'``. Raises ``DefinitionError`` for a type that
         pydantic does not accept."""
+        from ..ports.model import ToolSpec
+
         self._owner = owner
         self._name = getattr(kind, "__name__", None) or repr(kind)
         where = f"{owner}: output={self._name:.100}"
@@ -64,7 +65,7 @@ class OutputType:
         # arguments together are.
         self.runs_code = runs_code(self._adapter.core_schema)
         """Whether reading it may run the author's code, which must not block the worker's loop."""
-        self.spec = ports.ToolSpec(FINISH_TOOL, _FINISH_TOOL_DESCRIPTION, self.schema)
+        self.spec = ToolSpec(FINISH_TOOL, _FINISH_TOOL_DESCRIPTION, self.schema)
         """The tool, as the model sees it."""
 
     def read_arguments(self, arguments: Mapping[str, Any]) -> Any:

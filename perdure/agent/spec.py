@@ -60,7 +60,8 @@ from .validation import (
 )
 
 if TYPE_CHECKING:
-    from ..ports import Provider, Toolset, ToolSpec
+    from ..ports.model import Provider, ToolSpec
+    from ..ports.toolset import Toolset
     from ..types.compaction import Compaction
 
 Instruction = str | Callable[[RunContext[ContextT]], Any]

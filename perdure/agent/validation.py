@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from typing_extensions import TypedDict
 
-from .. import ports
 from ..errors import DefinitionError
 from ..hooks import Hook
 from ..hooks.hook import evaluate_signature
@@ -28,6 +27,8 @@ from ..types.limits import DEFAULT_ITERATIONS, Limits, check_whole_number
 from ..types.messages import NAME_PATTERN
 
 if TYPE_CHECKING:
+    from ..ports.model import ModelRef, ToolSpec
+    from ..ports.toolset import Toolset
     from ..types.compaction import Compaction, CompactionSettings
 
 
@@ -44,7 +45,7 @@ class AgentOptions(TypedDict, total=False):
 
     description: str
     input: Any
-    toolsets: Sequence[ports.Toolset]
+    toolsets: Sequence[Toolset]
     settings: Mapping[str, Any] | None
     provider_options: Mapping[str, Any] | None
     finish: FinishProtocol | None
@@ -69,7 +70,7 @@ def validate_agent_name(name: Any) -> str:
     return name
 
 
-def validate_models(name: str, model: Any) -> tuple[ports.ModelRef, ...]:
+def validate_models(name: str, model: Any) -> tuple[ModelRef, ...]:
     """Return the chain of models; each is ``"<provider>:<model>"`` or a ``Provider`` object."""
     if not isinstance(model, list | tuple):
         return (_validate_model(name, model),)
@@ -84,9 +85,11 @@ def validate_models(name: str, model: Any) -> tuple[ports.ModelRef, ...]:
     return chain
 
 
-def _validate_model(name: str, model: Any) -> ports.ModelRef:
+def _validate_model(name: str, model: Any) -> ModelRef:
+    from ..ports.model import ModelRef
+
     if isinstance(model, str):
-        return ports.ModelRef(*parse_model(model))
+        return ModelRef(*parse_model(model))
     if isinstance(model, type) or not callable(getattr(model, "stream", None)):
         raise DefinitionError(
             f"agent {name!r}: the model must be '<provider>:<model>' or a Provider with a stream method, not {model!r}",
@@ -95,7 +98,7 @@ def _validate_model(name: str, model: Any) -> ports.ModelRef:
             else "For instance 'openai:gpt-5'.",
         )
     check_stream(f"agent {name!r}: model {type(model).__name__}", model)
-    return ports.ModelRef(type(model).__name__, "custom", model)
+    return ModelRef(type(model).__name__, "custom", model)
 
 
 def validate_agent_limits(name: str, limits: Any) -> Limits:
@@ -125,7 +128,7 @@ def build_missing_usage_error(agent: str, model: str, limit: str) -> DefinitionE
 
 
 def check_prices(
-    name: str, chain: Sequence[ports.ModelRef], limits: Limits, compaction: CompactionSettings | None = None
+    name: str, chain: Sequence[ModelRef], limits: Limits, compaction: CompactionSettings | None = None
 ) -> None:
     """Raise ``DefinitionError`` for a cost limit with a model whose calls would count as free.
 
@@ -154,7 +157,7 @@ def validate_compaction(name: str, compaction: Any) -> CompactionSettings | None
 
 
 def warn_of_low_threshold(
-    name: str, compaction: CompactionSettings | None, instructions: Iterable[Any], specs: Iterable[ports.ToolSpec]
+    name: str, compaction: CompactionSettings | None, instructions: Iterable[Any], specs: Iterable[ToolSpec]
 ) -> None:
     """Log a warning if instructions and tools alone use the tokens at which a summary is due: every call has come to
     that, and a summary follows whenever it saves a quarter. Instructions that a function gives are not known here."""
@@ -216,19 +219,21 @@ def build_instruction_arguments(part: Callable[..., Any], ctx: RunContext[Any]) 
     return (ctx,) if first is None or takes_context(part, first) else ()
 
 
-def validate_toolsets(name: str, toolsets: Any) -> tuple[ports.Toolset, ...]:
+def validate_toolsets(name: str, toolsets: Any) -> tuple[Toolset, ...]:
     """Return the toolsets; each must have a unique name."""
+    from ..ports.toolset import ON_CHANGE_VALUES, Toolset
+
     listed = validate_list(name, "toolsets", toolsets, "[Artifacts()]")
     names: set[str] = set()
     for toolset in listed:
-        if not isinstance(toolset, ports.Toolset):
+        if not isinstance(toolset, Toolset):
             is_class = isinstance(toolset, type)
             raise DefinitionError(
                 f"agent {name!r}: a toolset is an instance of perdure.Toolset, not {toolset!r:.100}",
                 hint=f"Pass an instance: {toolset.__name__}(…)." if is_class else "Tools go into tools=[…].",
             )
         where = f"agent {name!r}: toolset {type(toolset).__name__}"
-        if type(toolset).list is ports.Toolset.list:
+        if type(toolset).list is Toolset.list:
             raise DefinitionError(f"{where} has no method `list`", hint="It returns the tools: see Toolset.")
         if not isinstance(toolset.name, str) or not NAME_PATTERN.fullmatch(toolset.name):
             why = f"the name {toolset.name!r} does not match {NAME_PATTERN.pattern}"
@@ -237,8 +242,8 @@ def validate_toolsets(name: str, toolsets: Any) -> tuple[ports.Toolset, ...]:
             raise DefinitionError(
                 f"agent {name!r}: two toolsets are called {toolset.name!r}", hint="Rename one of them."
             )
-        if toolset.on_change not in ports.ON_CHANGE_VALUES:
-            why = f"on_change is {toolset.on_change!r}, it can be {', '.join(ports.ON_CHANGE_VALUES)}"
+        if toolset.on_change not in ON_CHANGE_VALUES:
+            why = f"on_change is {toolset.on_change!r}, it can be {', '.join(ON_CHANGE_VALUES)}"
             raise DefinitionError(f"{where}: {why}", hint="Leave it out.")
         if not isinstance(toolset.timeout, int | float) or not toolset.timeout > 0:
             raise DefinitionError(f"{where}: timeout={toolset.timeout!r} is not a positive number of seconds")
@@ -346,7 +351,7 @@ def resolve_finish_protocol(name: str, is_text: bool, finish: Any) -> FinishProt
 
 
 def check_model_settings(
-    chain: Sequence[ports.ModelRef], settings: Mapping[str, Any], provider_options: Mapping[str, Any]
+    chain: Sequence[ModelRef], settings: Mapping[str, Any], provider_options: Mapping[str, Any]
 ) -> None:
     """Check the settings against every model of the chain, since any of them may be called.
 

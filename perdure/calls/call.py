@@ -19,7 +19,8 @@ from ..context.auth import AuthContext
 from ..errors import AbortError, NewerStateError
 from ..hooks import Hook
 from ..loop.transcript import CallIds
-from ..ports import Blob, Commit, MemoryWrite, ModelRequest, NewEvent, StreamEvent
+from ..ports.model import ModelRequest, StreamEvent
+from ..ports.store import Blob, Commit, MemoryWrite, NewEvent
 from ..tools import ArgumentsError, RunContext, format_error
 from ..types.events import MessageInjected, StepTaken
 from ..types.messages import Data, Message, Usage, Withheld

@@ -13,7 +13,7 @@ from typing import Any, cast
 from temporalio import activity
 
 from ..errors import RunIdError
-from ..ports import Commit, EventBatch, Outcome, Store, build_batch_token
+from ..ports.store import Commit, EventBatch, Outcome, Store, build_batch_token
 from ..types.tool_calls import Call
 from ..types.wire import (
     COLLECT_ACTIVITY,

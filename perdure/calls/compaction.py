@@ -19,7 +19,8 @@ from ..agent.validation import validate_models
 from ..errors import ContextLengthError
 from ..loop.compaction import ConversationView, estimate_message_tokens, estimate_tokens, find_turn_task, truncate_text
 from ..loop.transcript import SUMMARY_ID, find_tail_start
-from ..ports import Cache, ModelRequest
+from ..ports.model import ModelRequest
+from ..ports.store import Cache
 from ..types.compaction import BYTES_PER_TOKEN, CompactionSettings, Summarise
 from ..types.engine_texts import enclose_text
 from ..types.interface import FINISH_TOOL

@@ -13,8 +13,8 @@ from typing import Any, Literal
 
 from ..loop.finish import REMINDER_ID
 from ..loop.lifecycle import PAUSING_ERRORS
-from ..ports import NewEvent, timestamp
-from ..ports.store import move_file_to_blob
+from ..ports.store import NewEvent, move_file_to_blob
+from ..ports.times import timestamp
 from ..types.approvals import ApprovalOutcome, hash_arguments
 from ..types.events import (
     ApprovalDecided,

@@ -23,19 +23,9 @@ from weakref import WeakKeyDictionary, WeakSet
 
 from ..agent.spec import AgentSpec
 from ..errors import RunIdError, StoreError, TranscriptCorruptedError
-from ..ports import (
-    Completed,
-    EventBatch,
-    EventLog,
-    NewEvent,
-    Restarted,
-    StreamEvent,
-    TextDelta,
-    ThinkingDelta,
-    ToolCallDelta,
-    build_batch_token,
-    timestamp,
-)
+from ..ports.model import Completed, Restarted, StreamEvent, TextDelta, ThinkingDelta, ToolCallDelta
+from ..ports.store import EventBatch, EventLog, NewEvent, build_batch_token
+from ..ports.times import timestamp
 from ..types.events import ErrorEvent, MessageInjected, ModelDelta, ToolProgress, encode_event_body
 from ..types.interface import FINISH_TOOL
 from ..types.messages import INLINE_BYTES, FilePart, Message, clean_text, is_large_text

@@ -21,8 +21,9 @@ from temporalio.service import RPCError
 from temporalio.worker import ActivityInboundInterceptor, ExecuteActivityInput, Interceptor
 
 from ..errors import PerdureError
-from ..ports import Journal, timestamp
 from ..ports.nudges import Nudges
+from ..ports.store import Journal
+from ..ports.times import timestamp
 from ..types.interface import PENDING_ATTRIBUTE
 from ..types.wire import NOTHING_RECORDED, CollectInput, ModelOutput
 from .call import ActivityCall, ActivityOutput, ModelCall, ToolCall, parse_call

@@ -10,7 +10,7 @@ from ..agent.validation import build_instruction_arguments, build_missing_price_
 from ..errors import DefinitionError, InvalidInputError, ToolError
 from ..loop.finish import REMINDER_ID, TAG_PROMPT
 from ..loop.transcript import build_malformed_arguments_text, build_unknown_tool_text
-from ..ports import ModelRequest
+from ..ports.model import ModelRequest
 from ..tools import CallbackTool, RemoteTool, RunContext, SubagentTool, Tool, truncate_error_text
 from ..types.interface import FINISH_TOOL
 from ..types.messages import FinishReason, Message, TextPart, ToolCallPart, Usage, clean_text

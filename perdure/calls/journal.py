@@ -18,8 +18,7 @@ from functools import partial
 from typing import cast
 
 from ..errors import MemoryChangedError, StoreError
-from ..ports import Blob, Claim, Commit, Journal, Outcome
-from ..ports.store import move_text_to_blob
+from ..ports.store import Blob, Claim, Commit, Journal, Outcome, move_text_to_blob
 from ..ports.test_seams import reach_point
 from ..types.wire import RequestFacts, ToolOutput
 from .call import CallT, NextTool, OutputT, Reply, ToolCall

@@ -10,8 +10,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from ..errors import StoreError, TranscriptCorruptedError
-from ..ports import Journal
-from ..ports.store import OutcomeKind
+from ..ports.store import Journal, OutcomeKind
 from ..types.client_tools import ClientTools
 from ..types.messages import BlobRef, Data
 from ..types.schema_version import check_schema_version

@@ -27,8 +27,8 @@ from types import FrameType
 from typing import Any
 
 from ..errors import LoopBlockedError
-from ..ports import Commit, EventBatch, Journal, Outcome, Store
-from ..ports.store import format_utc_now
+from ..ports.store import Commit, EventBatch, Journal, Outcome, Store
+from ..ports.times import format_utc_now
 from ..types.subagents import Lineage
 
 logger = logging.getLogger("perdure.event_loop")

@@ -14,7 +14,7 @@ from ..agent.spec import AgentSpec
 from ..errors import ContentFilterError, MalformedReplyError, ModelSlipError, ProviderError, TruncatedStreamError
 from ..loop.refused_content import ContentWithholder, filter_present_withheld, find_last_withheld
 from ..loop.transcript import sanitize_parts
-from ..ports import Completed, ModelRequest, Provider, Restarted, StreamEvent, ToolCallDelta
+from ..ports.model import Completed, ModelRequest, Provider, Restarted, StreamEvent, ToolCallDelta
 from ..types.messages import Message, Part, TextPart, ToolCallPart, Usage, Withheld, clean_text
 from ..types.wire import COMPACT_ACTIVITY, MODEL_ACTIVITY
 from .call import PaidRequest, RequestCall

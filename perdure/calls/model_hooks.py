@@ -15,7 +15,7 @@ from ..agent.validation import check_model_settings
 from ..errors import DefinitionError
 from ..hooks import AuthorRunner, Hook, HookArguments, HookEvent, HookSet, Veto, run_hooks, select_hooks
 from ..hooks.dispatch import build_hook_error, extract_file_blobs, read_hook_reply, read_hook_request
-from ..ports import ModelRequest
+from ..ports.model import ModelRequest
 from ..types.messages import Message, TextPart, Usage, clean_text
 from ..types.transcript import Transcript, iter_pieces
 from .call import NextRequest, RequestCall

@@ -14,7 +14,7 @@ from typing import Any, Generic, TypeVar
 from ..agent.spec import AgentSpec
 from ..context.auth import AuthContext
 from ..hooks import HookSet, list_hook_events
-from ..ports import Cache, Journal, Store, TranscriptChain
+from ..ports.store import Cache, Journal, Store, TranscriptChain
 from ..types.messages import Message
 from ..types.wire import (
     CallFacts,

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 
 from ..context.auth import AuthContext
 from ..errors import TranscriptCorruptedError
-from ..ports import TranscriptChain
+from ..ports.store import TranscriptChain
 from ..types.messages import BlobRef
 from ..types.tool_calls import AfterExternalCall
 from ..types.wire import CallFacts, ToolOutput

@@ -21,7 +21,8 @@ from pydantic import ValidationError
 from ..agent.spec import AgentSpec
 from ..errors import StoreError
 from ..hooks import HookEvent, HookSet, list_hook_events
-from ..ports import Commit, MemoryWrite, ModelRequest
+from ..ports.model import ModelRequest
+from ..ports.store import Commit, MemoryWrite
 from ..types.messages import Data, Message, Usage
 from .call import NextRequest, PaidRequest, RequestCall
 from .journal_keys import build_step_key

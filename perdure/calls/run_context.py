@@ -12,8 +12,8 @@ from typing import Any, Protocol, TypeVar
 from ..context.auth import AuthContext, AuthFunction, RunFacts
 from ..context.memory import MemoryWrites
 from ..errors import AbortError, AuthContextUnavailableError, PerdureError
-from ..ports import SharedMemory as Kept
 from ..ports.grants import Grants
+from ..ports.store import SharedMemory
 from ..tools import Memory
 from ..types.wire import CallFacts
 from .author_loop import AuthorLoop, OverdueError
@@ -129,7 +129,7 @@ class MemoryFactory:
     ``waiting`` is called with the reason when a read has to wait for the store, and with "" when the wait is over.
     """
 
-    def __init__(self, store: Kept, waiting: Callable[[str], None] = lambda _: None) -> None:
+    def __init__(self, store: SharedMemory, waiting: Callable[[str], None] = lambda _: None) -> None:
         self._store = store
         self._report_waiting = waiting
 
@@ -142,7 +142,7 @@ class MemoryFactory:
 class _StoreReader:
     """Reads from the store on the worker's loop, for callers in any thread."""
 
-    def __init__(self, store: Kept, loop: asyncio.AbstractEventLoop, waiting: Callable[[str], None]) -> None:
+    def __init__(self, store: SharedMemory, loop: asyncio.AbstractEventLoop, waiting: Callable[[str], None]) -> None:
         self._store = store
         self._loop = loop
         self._report_waiting = waiting

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from ..errors import InvalidInputError, RunIdError
-from ..ports import RunRow, Store
+from ..ports.store import RunRow, Store
 from ..types.interface import check_run_labels
 from ..types.run_ids import build_run_id_error
 from ..types.wire import CloseOutput, ConversationFacts

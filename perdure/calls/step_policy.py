@@ -22,8 +22,7 @@ from ..loop.finish import REMINDER_ID
 from ..loop.payload_limits import OVERRIDE_BYTES
 from ..loop.requests import merge_overrides
 from ..loop.transcript import adopt_edited_messages, find_conversation_problem
-from ..ports import Blob
-from ..ports.store import move_file_to_blob, move_text_to_blob
+from ..ports.store import Blob, move_file_to_blob, move_text_to_blob
 from ..tools import RunContext
 from ..tools.subagents import agent_name
 from ..types.events import MessageInjected, StepTaken

@@ -26,8 +26,7 @@ from ..hooks import (
 )
 from ..hooks.dispatch import is_same_json, read_hook_arguments, run_observing_hooks
 from ..hooks.hook import TOOL_HOOK_EVENTS
-from ..ports import Blob
-from ..ports.store import move_file_to_blob
+from ..ports.store import Blob, move_file_to_blob
 from ..tools import ArgumentsError, Tool, ToolContext, read_result
 from ..types.messages import ToolResultPart, clean_text
 from ..types.tool_calls import AfterExternalCall, ExternalCallHooks

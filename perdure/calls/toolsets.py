@@ -17,8 +17,9 @@ from typing import Any
 
 from ..agent.spec import AgentSpec
 from ..errors import DefinitionError, PerdureError, ToolError, ToolsetError
-from ..ports import Blob, Cache, Toolset
 from ..ports.grants import GrantAccess
+from ..ports.store import Blob, Cache
+from ..ports.toolset import Toolset
 from ..tools import DeclaredTool, RunContext, Tool, Toolbox, format_error
 from ..tools.tool import ToolsetTool, is_renamed, pin_tools, suffix_tool_name
 from ..types.client_tools import ClientTool, build_client_tools_error, decode_client_tools, encode_client_tools

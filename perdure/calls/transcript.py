@@ -19,8 +19,20 @@ from ..errors import InvalidInputError, StoreMismatchError, TranscriptCorruptedE
 from ..loop.finish import REMINDER_ID, build_output
 from ..loop.refused_content import find_last_withheld
 from ..loop.transcript import build_closing_messages
-from ..ports import Blob, Commit, Journal, Node, RunRow, Runs, TranscriptChain, TurnRow, UsageRow
-from ..ports.store import add_blob, move_file_to_blob, move_text_to_blob
+from ..ports.store import (
+    Blob,
+    Commit,
+    Journal,
+    Node,
+    RunRow,
+    Runs,
+    TranscriptChain,
+    TurnRow,
+    add_blob,
+    move_file_to_blob,
+    move_text_to_blob,
+)
+from ..ports.usage import UsageRow
 from ..types.interface import Response, check_run_labels, parse_output
 from ..types.messages import (
     INLINE_BYTES,

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from ..agent.spec import AgentSpec
 from ..errors import DefinitionError, InvalidInputError, PerdureError
 from ..hooks.hook import evaluate_signature
-from ..ports import Toolset
+from ..ports.toolset import Toolset
 from ..tools import Tool
 
 if TYPE_CHECKING:

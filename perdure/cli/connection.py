@@ -19,7 +19,7 @@ from ..errors import LIST_HINT, InvalidInputError, RunNotFoundError, ServerUnrea
 if TYPE_CHECKING:
     from ..client.client import Client
     from ..client.run import Run
-    from ..ports import RunRow
+    from ..ports.store import RunRow
 
 T = TypeVar("T")
 

@@ -18,7 +18,9 @@ from .output import OutputOptions
 if TYPE_CHECKING:
     from ..agent.spec import AgentSpec
     from ..embedded.diagnosis import Finding
-    from ..ports import ModelRef, Store, Toolset, ToolSpec
+    from ..ports.model import ModelRef, ToolSpec
+    from ..ports.store import Store
+    from ..ports.toolset import Toolset
 
 _STATUS_COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
 

@@ -19,13 +19,15 @@ from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
-from .. import ports
 from ..errors import PerdureError
 from ..types.run_ids import split_run_id
 from .handles import ClientHandle
+
+if TYPE_CHECKING:
+    from ..ports.store import Store
 
 logger = logging.getLogger("perdure.client")
 
@@ -80,14 +82,17 @@ class SteeringAudit:
     ) -> None:
         """``labels``: agent, tenant and user of the subject, as far as they are known; the store knows those of runs,
         and the id of a run or a schedule has its tenant."""
+        from ..ports.audit import AuditRow
+        from ..ports.times import format_utc_now
+
         self._client = client
         self._is_recorded = False
         by = by or client.actor
         caller = _current_caller.get() or _Caller("os-user" if by == _find_os_user() else "given", _find_origin())
         own: dict[str, Any] = {name: text for name, text in (labels or {}).items() if text}
         own.setdefault("tenant", split_run_id(subject)[0])
-        self._row = ports.AuditRow(
-            *(uuid.uuid4().hex, ports.format_utc_now(), by, caller.auth, caller.origin, subject, verb),
+        self._row = AuditRow(
+            *(uuid.uuid4().hex, format_utc_now(), by, caller.auth, caller.origin, subject, verb),
             detail=detail, **own,
         )  # fmt: skip
 
@@ -105,7 +110,7 @@ class SteeringAudit:
         await self._write(is_refused=True)
 
     async def _write(self, *, is_refused: bool = False) -> None:
-        def write(store: ports.Store) -> Awaitable[None]:
+        def write(store: Store) -> Awaitable[None]:
             return store.record_refused_audit(self._row) if is_refused else store.record_audit(self._row)
 
         await write_despite_failure(self._client, write, f"{self._row.verb} of {self._row.subject}")
@@ -154,9 +159,7 @@ async def _nudge_workers(client: ClientHandle, run_id: str) -> None:
         logger.debug("the workers of run %s are not nudged: %s: %s", run_id, type(error).__name__, error)
 
 
-async def write_despite_failure(
-    client: ClientHandle, write: Callable[[ports.Store], Awaitable[None]], what: str
-) -> None:
+async def write_despite_failure(client: ClientHandle, write: Callable[[Store], Awaitable[None]], what: str) -> None:
     """Write into the client's store, if it has one; a failure is logged."""
     if client.store_url is None:
         return

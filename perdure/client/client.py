@@ -51,7 +51,7 @@ from .visibility import RunSummary, create_store, list_runs
 if TYPE_CHECKING:
     from ..agent.spec import AgentSpec
     from ..context.run_context import ContextT
-    from ..ports import Store
+    from ..ports.store import Store
     from .grants import McpGrants
 
     # What few programs use is imported when it is called: each program imports this module.

@@ -20,9 +20,10 @@ from typing import Any
 from temporalio.service import RPCError
 
 from ..errors import NotWaitingYetError, NoWorkerError, PerdureError, RuntimeSetupError, StoreError, build_error
-from ..ports import Store, timestamp
 from ..ports.decisions import DecisionRow
+from ..ports.store import Store
 from ..ports.test_seams import reach_point
+from ..ports.times import timestamp
 from ..types.approvals import DecidedApproval
 from .audit import audit_caller
 from .decisions import WaitRef, decide_pending_call

@@ -18,7 +18,7 @@ from .handles import ClientHandle
 from .watches import EndWatch, EventPage, EventWatch, join_event_watch
 
 if TYPE_CHECKING:
-    from ..ports import EventRow, Store
+    from ..ports.store import EventRow, Store
 
 T = TypeVar("T")
 

@@ -16,11 +16,11 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from contextlib import AbstractAsyncContextManager, aclosing, suppress
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from temporalio.client import WorkflowExecutionDescription
 
-from .. import events, ports
+from .. import events
 from ..errors import NotWaitingYetError, PerdureError, RunIdError, RunNotFoundError, ServerUnreachableError, StoreError
 from ..types.approvals import PendingKind
 from ..types.interface import Status
@@ -37,6 +37,9 @@ from .handles import RunHandle, TurnHandle
 from .tasks import background_task
 from .visibility import STATUS_NAMES
 from .watches import STORE_WAIT_SECONDS, EndWatch, join_watch
+
+if TYPE_CHECKING:
+    from ..ports.store import Store
 
 logger = logging.getLogger("perdure.client")
 
@@ -178,7 +181,7 @@ class RunEnd:
     run_id: str
 
 
-async def _wait_for_recorded_end(run: RunHandle, store: ports.Store) -> RunEnd | None:
+async def _wait_for_recorded_end(run: RunHandle, store: Store) -> RunEnd | None:
     """Wait until the run has ended and its events have the end. One long poll, which adds nothing to its history.
 
     Waits while the server is unreachable: events may still come from the store. Returns the end if the store did not
@@ -203,7 +206,7 @@ async def _wait_for_recorded_end(run: RunHandle, store: ports.Store) -> RunEnd |
 async def _find_run_end(
     run: RunHandle,
     description: WorkflowExecutionDescription,
-    store: ports.Store,
+    store: Store,
     retry_seconds: float = STORE_RETRY_SECONDS,
 ) -> RunEnd | None:
     """Return how the described execution of the run ended, from the server; None if it is open. Writes nothing.
@@ -211,13 +214,15 @@ async def _find_run_end(
     ``retry_seconds``: see :func:`~perdure.client.event_reader.retry_store_read`. Raises ``ServerUnreachableError``,
     ``StoreMismatchError``.
     """
+    from ..ports.times import timestamp
+
     if description.close_time is None or description.status is None:
         return None
     state = STATUS_NAMES.get(description.status, "running").replace(" ", "_")
     if state == "running":
         return None
     await _check_run_store(run, store, retry_seconds)
-    fields = {"state": state, "at": ports.timestamp(description.close_time)}
+    fields = {"state": state, "at": timestamp(description.close_time)}
     if state not in ("completed", "cancelled"):  # a worker records these two without an error
         error = await run.read_end(description.run_id)
         if isinstance(error, PerdureError):
@@ -225,20 +230,22 @@ async def _find_run_end(
     return RunEnd(events.RunEvent.model_validate(fields), description.run_id)
 
 
-async def _record_run_end(run: RunHandle, store: ports.Store, end: RunEnd) -> bool:
+async def _record_run_end(run: RunHandle, store: Store, end: RunEnd) -> bool:
     """Record the end, once for all followers. Tried once: a follower that cannot write still gets the event."""
+    from ..ports.store import EventBatch, NewEvent, build_batch_token
+
     if end.event.error_type == RunIdError.__name__:  # the events of that id are another run's
         return False
-    event = ports.NewEvent(end.event, key=f"ended/{end.run_id}/{end.event.state}")
+    event = NewEvent(end.event, key=f"ended/{end.run_id}/{end.event.state}")
     try:
-        await store.append(ports.EventBatch(run.id, [event], ports.build_batch_token(end.event.at), advances=True))
+        await store.append(EventBatch(run.id, [event], build_batch_token(end.event.at), advances=True))
     except (StoreError, RunIdError) as error:  # another follower that can write will record it
         logger.warning("the end of run %s could not be recorded: %s", run.id, error.message)
         return False
     return True
 
 
-async def record_run_end(run: RunHandle, store: ports.Store) -> None:
+async def record_run_end(run: RunHandle, store: Store) -> None:
     """Record the end of the run, if it has ended and the store does not have it. Raises ``RunNotFoundError``,
     ``ServerUnreachableError``, ``StoreMismatchError``."""
     end = await _find_run_end(run, await run.describe(), store, retry_seconds=0.0)
@@ -246,7 +253,7 @@ async def record_run_end(run: RunHandle, store: ports.Store) -> None:
         await _record_run_end(run, store, end)
 
 
-async def _check_run_store(run: RunHandle, store: ports.Store, retry_seconds: float = STORE_RETRY_SECONDS) -> None:
+async def _check_run_store(run: RunHandle, store: Store, retry_seconds: float = STORE_RETRY_SECONDS) -> None:
     """Raise ``StoreMismatchError`` if the store does not have the run because it is kept in another one."""
     if await retry_store_read(lambda: store.get_run(run.id), retry_seconds) is None:
         run.check_store((await run.status(decided=False)).store_id, store)
@@ -314,12 +321,12 @@ async def follow_turn(
             yield event
 
 
-def join_end_watch(run: RunHandle, store: ports.Store) -> AbstractAsyncContextManager[EndWatch[RunEnd | None]]:
+def join_end_watch(run: RunHandle, store: Store) -> AbstractAsyncContextManager[EndWatch[RunEnd | None]]:
     """Follow by the watch of the run's end: that of :func:`_wait_for_end`."""
     return join_watch(run.client, "end", run.id, build=lambda: EndWatch(_wait_for_end(run, store)))
 
 
-async def _wait_for_end(run: RunHandle, store: ports.Store) -> RunEnd | None:
+async def _wait_for_end(run: RunHandle, store: Store) -> RunEnd | None:
     """Wait until the run has ended and its events have the end; return an end that they may not have. Raises
     ``RunNotFoundError`` if neither the server nor the store has the run."""
 
@@ -334,14 +341,14 @@ async def _wait_for_end(run: RunHandle, store: ports.Store) -> RunEnd | None:
     return None if await retry_while_behind(describe) is None else await _wait_for_end_in_store(run, store)
 
 
-async def _find_end(run: RunHandle, store: ports.Store) -> RunEnd | None:
+async def _find_end(run: RunHandle, store: Store) -> RunEnd | None:
     """Return the end of the run, if it has ended, which the events may not have. Writes nothing. Raises as
     :func:`_wait_for_end`."""
     description = await _describe_known_run(run, store)
     return None if description is None else await _find_run_end(run, description, store, SNAPSHOT_RETRY_SECONDS)
 
 
-async def _describe_known_run(run: RunHandle, store: ports.Store) -> WorkflowExecutionDescription | None:
+async def _describe_known_run(run: RunHandle, store: Store) -> WorkflowExecutionDescription | None:
     """Return the server's description of the run; None for one that only the store still has. Raises
     ``RunNotFoundError``."""
     try:
@@ -352,7 +359,7 @@ async def _describe_known_run(run: RunHandle, store: ports.Store) -> WorkflowExe
         raise
 
 
-async def _wait_for_end_in_store(run: RunHandle, store: ports.Store) -> RunEnd | None:
+async def _wait_for_end_in_store(run: RunHandle, store: Store) -> RunEnd | None:
     async with background_task(_wait_for_recorded_end(run, store)) as end_task:
         await asyncio.wait([end_task], timeout=_STORE_CHECK_SECONDS)
         if not end_task.done():
@@ -379,7 +386,7 @@ class TurnWatch(EndWatch[None]):
     raises ``RunNotFoundError`` for an unknown turn.
     """
 
-    def __init__(self, turn: TurnHandle, store: ports.Store) -> None:
+    def __init__(self, turn: TurnHandle, store: Store) -> None:
         self._turn, self._store = turn, store
         self._ended_at = self._continued_at = 0
         self._end_recorded = asyncio.Event()

@@ -9,11 +9,10 @@ import asyncio
 import uuid
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from temporalio.exceptions import WorkflowAlreadyStartedError
 
-from .. import ports
 from .._config import get_shared_task_queue
 from .._encryption import AuthMapping, seal_auth
 from ..errors import InvalidInputError, RunExistsError, RunNotFoundError
@@ -28,6 +27,9 @@ from .handles import RunHandle
 from .message_content import AnyOverride, build_user_message, split_override
 from .messages import decode_start
 from .run_ids import claim_run_id
+
+if TYPE_CHECKING:
+    from ..ports.store import RunRow, Store
 
 MEMO_FORK = "forked_from"
 """Memo of a fork: the run, the iteration after which it branches off, and its author."""
@@ -146,7 +148,7 @@ def _check_fork_arguments(at: int | None, results: Mapping[str, str] | None) -> 
             raise InvalidInputError(f"results: the result of {call_id!r:.100} must be text", hint=hint)
 
 
-async def _read_fork_start(run: RunHandle, store: ports.Store) -> tuple[dict[str, Any], str]:
+async def _read_fork_start(run: RunHandle, store: Store) -> tuple[dict[str, Any], str]:
     """Read the start input of the run, reduced to the fields that a fork inherits, and its task queue.
 
     For a run that Temporal no longer has, the agent comes from the store. Raises ``RunNotFoundError``.
@@ -173,7 +175,7 @@ async def _read_fork_start(run: RunHandle, store: ports.Store) -> tuple[dict[str
     return start, get_shared_task_queue(queue)
 
 
-def _inherit_parent(raw: Mapping[str, Any], row: ports.RunRow | None) -> dict[str, Any]:
+def _inherit_parent(raw: Mapping[str, Any], row: RunRow | None) -> dict[str, Any]:
     """Return the ``parent`` of the fork of a subagent: the rules, the requesters and the bounds of the runs above it
     hold for the fork, too. Raises ``InvalidInputError`` where they are not known any more."""
     parent = raw.get("parent")
@@ -187,11 +189,13 @@ def _inherit_parent(raw: Mapping[str, Any], row: ports.RunRow | None) -> dict[st
     return {}
 
 
-async def _write_fork_head(store: ports.Store, point: ForkPoint) -> str | None:
+async def _write_fork_head(store: Store, point: ForkPoint) -> str | None:
     """Write and return the head that the fork begins at: at most one new node, whatever the length of the
     conversation."""
+    from ..ports.store import Commit
+
     if not point.extra_messages:
         return point.base_head
     node, blobs = Chain(store).extend(point.base_head, point.extra_messages)
-    await store.commit(ports.Commit(nodes=[node], blobs=blobs))
+    await store.commit(Commit(nodes=[node], blobs=blobs))
     return node.hash

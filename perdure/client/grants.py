@@ -19,10 +19,9 @@ from urllib.parse import urlsplit
 from ..errors import InvalidInputError, PerdureError, StoreError, ToolError
 from ..mcp.grants import Grant, build_grant_key, build_grant_row, describe_url, open_grant, open_secret, seal_secret
 from ..mcp.oauth import OAuth
-from ..ports import Store
 from ..ports.grants import GrantKey, GrantRow, SignInRow
-from ..ports.store import format_utc_now
-from ..ports.surfaces import add_seconds
+from ..ports.store import Store
+from ..ports.times import add_seconds, format_utc_now
 from ..types.messages import clean_text
 from ..types.redaction import find_address_secrets
 from .audit import audit_steering

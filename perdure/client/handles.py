@@ -13,7 +13,7 @@ from ..store.cache import ByteLRU
 from ..types.interface import Response, Status, TurnStatus
 
 if TYPE_CHECKING:
-    from ..ports import Store
+    from ..ports.store import Store
 
 
 class ClientHandle(Protocol):

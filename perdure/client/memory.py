@@ -19,7 +19,7 @@ from ..context.memory import (
     check_memory_name,
 )
 from ..errors import StoreError
-from ..ports import Commit, MemoryWrite, Store
+from ..ports.store import Commit, MemoryWrite, Store
 
 
 class KeptMemory:

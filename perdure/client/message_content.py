@@ -6,13 +6,12 @@ import ipaddress
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ValidationError
 
 from .. import _config as config
-from .. import ports
 from ..errors import InvalidInputError
 from ..types.client_tools import (
     INLINE_CLIENT_TOOLS_BYTES,
@@ -40,6 +39,9 @@ from ..types.plain_json import to_plain_json
 from ..types.validation_errors import describe_validation_error
 from .audit import acts_for_caller
 from .handles import ClientHandle
+
+if TYPE_CHECKING:
+    from ..ports.store import Blob, Store
 
 MAX_INLINE_BYTES = 128 * 1024
 """Bytes of text in one message. Longer texts go into the store: Temporal refuses payloads over 2 MB, and history would
@@ -156,6 +158,8 @@ async def upload_client_tools(
 ) -> tuple[ClientTools | None, str | None]:
     """Return client tools in the form of a message, and the id of the store that they were put into; without a store a
     few small ones as they are. Raises ``InvalidInputError``."""
+    from ..ports.store import Blob, Commit
+
     tools = None if raw is None else parse_client_tools(raw)
     if not tools:
         return tools, None
@@ -165,8 +169,8 @@ async def upload_client_tools(
             raise InvalidInputError(f"client_tools: they have {size:,} bytes as JSON; {limit}", hint=STORE_HINT)
         return tools, None
     store = await client.store(create=True)
-    blob = ports.Blob.from_content(encode_client_tools(tools))
-    await store.commit(ports.Commit(blobs=[blob]))
+    blob = Blob.from_content(encode_client_tools(tools))
+    await store.commit(Commit(blobs=[blob]))
     return blob.ref, store.store_id
 
 
@@ -175,7 +179,9 @@ async def upload_content(client: ClientHandle, content: Content) -> tuple[Upload
 
     Raises ``InvalidInputError`` for an invalid message, and where a store is needed and the client has none.
     """
-    blobs: list[ports.Blob] = []
+    from ..ports.store import Commit
+
+    blobs: list[Blob] = []
     stored: list[BlobRef] = []
     uploaded: UploadedContent
     if isinstance(content, str):
@@ -199,21 +205,25 @@ async def upload_content(client: ClientHandle, content: Content) -> tuple[Upload
     if missing := next((ref.hash for ref in stored if ref.hash not in found), None):
         raise InvalidInputError(f"the store has no file {missing}", hint="Upload it again.")
     if blobs:
-        await store.commit(ports.Commit(blobs=blobs))
+        await store.commit(Commit(blobs=blobs))
     return uploaded, store.store_id
 
 
-async def hold_blobs(store: ports.Store, hashes: Sequence[str]) -> set[str]:
+async def hold_blobs(store: Store, hashes: Sequence[str]) -> set[str]:
     """Return which of these blobs the store has. A collector deletes none of them for days: what names them is not
     written yet."""
+    from ..ports.times import format_utc_now
+
     if not hashes:
         return set()
-    today = ports.format_utc_now()[:10]
+    today = format_utc_now()[:10]
     await store.renew(hashes, today, today)  # first: what is found then was not deleted meanwhile
     return await store.find_blobs(hashes)
 
 
-async def _upload_parts(content: list[str | File | FilePart], blobs: list[ports.Blob]) -> tuple[ContentPart, ...]:
+async def _upload_parts(content: list[str | File | FilePart], blobs: list[Blob]) -> tuple[ContentPart, ...]:
+    from ..ports.store import move_file_to_blob, record_file
+
     parts: list[ContentPart] = []
     left = MAX_INLINE_BYTES
     for piece in content:
@@ -222,14 +232,16 @@ async def _upload_parts(content: list[str | File | FilePart], blobs: list[ports.
             left -= len(part.text.encode())
             parts.append(part)
         elif isinstance(piece, FilePart):
-            parts.append(ports.move_file_to_blob(piece, blobs))
+            parts.append(move_file_to_blob(piece, blobs))
         else:
-            parts.append(await ports.record_file(piece, blobs))
+            parts.append(await record_file(piece, blobs))
     return tuple(parts)
 
 
-def _upload_long_text(text: str, room: int, blobs: list[ports.Blob]) -> TextPart:
-    return TextPart(text=text) if _fits(text, room) else TextPart(blob=ports.add_blob(blobs, text))
+def _upload_long_text(text: str, room: int, blobs: list[Blob]) -> TextPart:
+    from ..ports.store import add_blob
+
+    return TextPart(text=text) if _fits(text, room) else TextPart(blob=add_blob(blobs, text))
 
 
 def _fits(text: str, room: int) -> bool:

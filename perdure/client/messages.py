@@ -26,7 +26,6 @@ from temporalio.common import WorkflowIDConflictPolicy, WorkflowIDReusePolicy
 from temporalio.exceptions import WorkflowAlreadyStartedError
 from temporalio.service import RPCError, RPCStatusCode
 
-from .. import ports
 from .._config import get_shared_task_queue
 from .._encryption import reseal_auth_token
 from ..errors import (
@@ -275,6 +274,8 @@ async def wait_for_closed_status(run: RunHandle) -> Status | None:
 
 
 async def _is_failure_recorded(run: RunHandle, description: WorkflowExecutionDescription) -> bool:
+    from ..ports.times import timestamp
+
     if not run.has_store:
         return False
     try:
@@ -282,7 +283,7 @@ async def _is_failure_recorded(run: RunHandle, description: WorkflowExecutionDes
     except PerdureError:
         return False  # Temporal's state counts then
     # A failure of an earlier execution does not count: a run that was reset continues after it.
-    begun = ports.timestamp(description.start_time)
+    begun = timestamp(description.start_time)
     return row is not None and row.status in ("failed", "cancelled") and row.asked_at >= begun
 
 
@@ -332,6 +333,7 @@ async def _is_first_message_recorded(
 
     Others prove nothing: a pause before the first call, a summary of the history, a step that waits for its branches.
     """
+    from ..ports.times import timestamp
     from ..types.wire import CLOSE_ACTIVITY, MODEL_ACTIVITY
 
     has_content = not isinstance(message, dict) or any(message.get(name) is not None for name in ("content", "input"))
@@ -343,7 +345,7 @@ async def _is_first_message_recorded(
                 if asked.activity_type.name in (MODEL_ACTIVITY, CLOSE_ACTIVITY):
                     model_input = await _decode_first_payload(run, asked.input.payloads)
                     if not has_content or _has_new_message(model_input):
-                        scheduled[event.event_id] = ports.timestamp(event.event_time.ToDatetime(UTC))
+                        scheduled[event.event_id] = timestamp(event.event_time.ToDatetime(UTC))
             elif event.HasField("activity_task_completed_event_attributes"):
                 completed = event.activity_task_completed_event_attributes
                 if completed.scheduled_event_id in scheduled:

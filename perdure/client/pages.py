@@ -21,7 +21,9 @@ from temporalio.client import WorkflowExecution
 from temporalio.service import RPCError, RPCStatusCode
 
 from ..errors import InvalidInputError, RunNotFoundError
-from ..ports import Node, RunRow, Store, WaitCursor, WaitRow, timestamp
+from ..ports.store import Node, RunRow, Store
+from ..ports.times import timestamp
+from ..ports.waits import WaitCursor, WaitRow
 from ..store.cache import ByteLRU
 from ..store.chain import decode_node
 from ..store.transcripts import load_full_conversation
@@ -296,8 +298,7 @@ class _RunPager:
         return True
 
     async def _find_newest(self, executions: Sequence[WorkflowExecution]) -> set[str]:
-        """Return the run ids of those executions that are the last of their runs: a run that a message has opened again
-        has a closed one, too."""
+        """Return the run ids of those executions that are the last of their runs: a reopened run has others."""
         closed = {execution.id for execution in executions if execution.close_time is not None}
         newest = {execution.id: execution for execution in executions}
         query = f"{build_ids_query(closed)} AND ExecutionStatus != 'ContinuedAsNew'"
@@ -328,8 +329,7 @@ class _RunPager:
         return True
 
     async def read_store(self, store: Store, after: tuple[str, str] | None) -> tuple[str, str] | None:
-        """Add runs that only the store has, behind the row ``after``; return the row behind which the next ones are,
-        None at the end."""
+        """Add runs that only the store has, from the row ``after`` on; return the last row, None at the end."""
         filters = self._filters
         for _ in range(_MAX_REQUESTS):
             rows = await store.list_runs(

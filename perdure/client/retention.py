@@ -24,8 +24,9 @@ from temporalio.client import WorkflowExecutionStatus
 from temporalio.service import RPCError, RPCStatusCode
 
 from ..errors import LIST_HINT, InvalidInputError, RunNotFoundError, RunOpenError
-from ..ports import RunRow, Store, timestamp
 from ..ports.retention import Collectable, RunTree
+from ..ports.store import RunRow, Store
+from ..ports.times import timestamp
 from ..store.objects import LargeBlobStore
 from ..temporal.errors import translate_service_error
 from ..types.interface import WORKFLOW_TYPE

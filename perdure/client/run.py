@@ -59,7 +59,7 @@ from .visibility import (
 if TYPE_CHECKING:
     from ..agent.spec import AgentSpec
     from ..artifacts import Artifact
-    from ..ports import Store
+    from ..ports.store import Store
     from ..types.events import Event
     from .client import Client
     from .fork import Difference

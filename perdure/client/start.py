@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Literal, Required, get_args
 from pydantic import BaseModel
 from typing_extensions import TypedDict
 
-from .. import ports
 from .._encryption import AuthMapping
 from ..errors import InvalidInputError, PerdureError, RunExistsError, RunNotFoundError, TranscriptCorruptedError
 from ..loop.requests import parse_start
@@ -272,6 +271,8 @@ async def _write_history(
     client: ClientHandle, history: Sequence[Message] | Sequence[Mapping[str, Any]], by: str | None
 ) -> tuple[str | None, str | None]:
     # In threads: a conversation of 10,000 messages takes a second.
+    from ..ports.store import Commit
+
     messages = await asyncio.to_thread(lambda: mark_imported_messages(_parse_history_messages(history), by))
     if open_calls := list_open_calls(messages):
         raise InvalidInputError(
@@ -297,7 +298,7 @@ async def _write_history(
     # The messages that a summary replaces belong to another conversation, possibly in another store.
     messages = [message.model_copy(update={"replaces": None}) if message.replaces else message for message in messages]
     node, blobs = await asyncio.to_thread(chain.extend, None, messages)
-    await store.commit(ports.Commit(nodes=[node], blobs=blobs))
+    await store.commit(Commit(nodes=[node], blobs=blobs))
     return node.hash, store.store_id
 
 

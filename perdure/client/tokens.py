@@ -7,10 +7,9 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 
 from ..errors import InvalidInputError, StoreError
-from ..ports import ROLES, Store, TokenRow
-from ..ports.store import format_utc_now
-from ..ports.surfaces import add_seconds
-from ..ports.tokens import MAX_SCOPE_NAMES, MAX_TOKEN_CHARS, TokenCursor, generate_token
+from ..ports.store import Store
+from ..ports.times import add_seconds, format_utc_now
+from ..ports.tokens import MAX_SCOPE_NAMES, MAX_TOKEN_CHARS, ROLES, TokenCursor, TokenRow, generate_token
 from ..types.limits import parse_seconds
 from ..types.messages import RUN_ID_CHARS, clean_text
 from .audit import audit_steering

@@ -32,7 +32,7 @@ from .visibility import build_closed_status
 from .watches import join_event_watch
 
 if TYPE_CHECKING:
-    from ..ports import TurnRow
+    from ..ports.store import TurnRow
     from ..types.events import Event
     from .run import Run
 

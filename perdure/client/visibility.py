@@ -44,7 +44,7 @@ from ..types.messages import clean_text
 from .handles import ClientHandle, RunHandle
 
 if TYPE_CHECKING:
-    from ..ports import RunRow, Store
+    from ..ports.store import RunRow, Store
 
 logger = logging.getLogger("perdure.client")
 

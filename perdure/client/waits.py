@@ -1,6 +1,6 @@
 """Repairs the store's list of waits: rows of runs that ended without a worker, and calls that wait without a row.
 
-Rows are written and removed with the events of a run (``perdure.ports.surfaces``). No worker runs when a run is
+Rows are written and removed with the events of a run (``perdure.ports.waits``). No worker runs when a run is
 terminated or times out; no event is written when one is reset by Temporal's own tools, or its store is restored.
 """
 
@@ -9,8 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..errors import NoWorkerError, RunNotFoundError, StoreMismatchError
-from ..ports import Store, WaitRow, timestamp
-from ..ports.store import format_utc_now
+from ..ports.store import Store
+from ..ports.times import format_utc_now, timestamp
+from ..ports.waits import WaitRow
 from .follow import record_run_end
 from .handles import ClientHandle
 from .inbox import PendingCall, list_pending_calls

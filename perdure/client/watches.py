@@ -22,7 +22,7 @@ from weakref import WeakKeyDictionary
 from .handles import ClientHandle
 
 if TYPE_CHECKING:
-    from ..ports import EventRow, Store
+    from ..ports.store import EventRow, Store
     from ..types.events import Event
 
 T = TypeVar("T")

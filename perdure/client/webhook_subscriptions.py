@@ -45,9 +45,8 @@ from ..errors import (
     TranscriptUnavailableError,
     WebhookNotFoundError,
 )
-from ..ports import Store
-from ..ports.store import format_utc_now
-from ..ports.surfaces import add_seconds
+from ..ports.store import Store
+from ..ports.times import add_seconds, format_utc_now
 from ..ports.webhooks import DeliveryRow, DeliveryState, RowCursor, WebhookRow
 from ..temporal.errors import translate_rpc_error
 from ..types.interface import WEBHOOK_WORKFLOW_TYPE

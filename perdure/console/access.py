@@ -25,8 +25,7 @@ from starlette.responses import Response
 from ..client.client import Client
 from ..client.deferred_decisions import UNDO_SECONDS, DecisionSender
 from ..errors import PerdureError
-from ..ports.store import format_utc_now
-from ..ports.surfaces import add_seconds
+from ..ports.times import add_seconds, format_utc_now
 from ..ports.tokens import LoginRow, hash_login
 from ..types.messages import clean_text
 from ..web.app import MAX_CONSOLE_UPLOAD_BYTES

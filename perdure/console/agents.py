@@ -18,7 +18,7 @@ from starlette.responses import Response
 from ..client.pages import gather_bounded
 from ..client.queues import QueueStatus, Silence, ask, count_open_runs, describe_queue, list_open_executions
 from ..client.visibility import quote_literal
-from ..ports import AgentRow
+from ..ports.store import AgentRow
 from ..types.interface import AGENT_ATTRIBUTE
 from ..types.limits import parse_seconds
 from ..web.auth import Caller, Resource

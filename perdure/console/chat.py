@@ -20,7 +20,8 @@ from starlette.responses import Response
 
 from ..client.pages import gather_bounded
 from ..errors import InvalidInputError, PerdureError, RunNotFoundError
-from ..ports import RunWaits, Store
+from ..ports.store import Store
+from ..ports.waits import RunWaits
 from ..types.approvals import hash_arguments
 from ..types.interface import Status
 from ..types.messages import Usage

@@ -19,7 +19,8 @@ from starlette.responses import JSONResponse, Response
 
 from ..client.pages import gather_bounded
 from ..errors import InvalidInputError, PerdureError, RunNotFoundError
-from ..ports import RunRow, WaitRow
+from ..ports.store import RunRow
+from ..ports.waits import WaitRow
 from ..types.approvals import DecidedApproval, WaitingCall, hash_arguments, hash_name
 from ..types.interface import Status
 from ..web.approvals import ApprovalsQuery, Decision, DecisionResult, Decisions, decide_approvals, list_approvals

@@ -20,8 +20,9 @@ from starlette.responses import Response, StreamingResponse
 from ..client.follow import follow_run
 from ..client.pages import TranscriptPages
 from ..errors import InvalidInputError, PerdureError, RunNotFoundError
-from ..ports import RunWaits, Store
-from ..ports.store import format_utc_now
+from ..ports.store import Store
+from ..ports.times import format_utc_now
+from ..ports.waits import RunWaits
 from ..types.approvals import PendingKind
 from ..types.events import Event, ModelCompleted, ModelDelta
 from ..types.interface import Status

@@ -17,7 +17,8 @@ from starlette.responses import Response
 from ..client.pages import gather_bounded
 from ..client.visibility import build_run_summary, read_pending_memo
 from ..errors import InvalidInputError, PerdureError, RunNotFoundError
-from ..ports import RunRow, RunWaits, Store, WaitRow
+from ..ports.store import RunRow, Store
+from ..ports.waits import RunWaits, WaitRow
 from ..types.interface import Response as RunResponse
 from ..types.messages import Usage
 from ..web.auth import Resource

@@ -14,7 +14,7 @@ from typing import Any, Literal
 from ..client.client import Client
 from ..client.pages import gather_bounded
 from ..errors import PerdureError
-from ..ports import Store
+from ..ports.store import Store
 from ..types.events import (
     ApprovalDecided,
     ApprovalReminded,

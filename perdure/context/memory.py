@@ -15,12 +15,14 @@ import threading
 from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import replace
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from .. import ports
 from ..errors import InvalidInputError
 from ..types.messages import clean_text
 from ..types.plain_json import find_json_flaw
+
+if TYPE_CHECKING:
+    from ..ports.store import MemoryWrite
 
 MAX_VALUE_BYTES = 256 * 1024
 """Size limit of one value, as JSON."""
@@ -29,7 +31,7 @@ MAX_NAME_BYTES = 400
 DEFAULT_LIST_LIMIT = 1000
 """Default ``limit`` of ``list``."""
 
-MemoryWrites = list["ports.MemoryWrite"]
+MemoryWrites = list["MemoryWrite"]
 
 SHARED_AREA = "shared:"
 """Begins the stored names of namespaces that the runs of all tenants share: ``ctx.shared_memory``."""
@@ -186,7 +188,7 @@ class Memory:
         """Close the memory when the call has ended: later writes raise ``RuntimeError`` instead of being lost."""
         self._writes.close()
 
-    def _get_own_write(self, namespace: str, key: str) -> ports.MemoryWrite | None:
+    def _get_own_write(self, namespace: str, key: str) -> MemoryWrite | None:
         """Return the call's own write of the key."""
         check_memory_name("namespace", namespace)
         check_memory_name("key", key)
@@ -208,7 +210,7 @@ class _CallWrites:
         self._indexes: dict[tuple[str, str], int] = {}
         self._closed = False
 
-    def find(self, namespace: str, key: str) -> ports.MemoryWrite | None:
+    def find(self, namespace: str, key: str) -> MemoryWrite | None:
         with _writes_lock:
             index = self._indexes.get((namespace, key))
             return None if index is None else self._writes[index]
@@ -221,7 +223,7 @@ class _CallWrites:
                 if write.namespace == namespace and write.key.startswith(prefix)
             }
 
-    def record(self, write: ports.MemoryWrite) -> None:
+    def record(self, write: MemoryWrite) -> None:
         with _writes_lock:
             if self._closed:
                 name = f"memory {write.namespace!r}, key {write.key!r}"
@@ -269,8 +271,10 @@ class BlockingMemory:
         return _merge_memory_values(stored, own_writes, limit)
 
 
-def build_memory_write(namespace: str, key: str, value: Any, *, area: str) -> ports.MemoryWrite:
+def build_memory_write(namespace: str, key: str, value: Any, *, area: str) -> MemoryWrite:
     """Build the write of ``value``. Raises ``InvalidInputError`` that names the key, the reason and the way out."""
+    from ..ports.store import MemoryWrite
+
     check_memory_name("namespace", namespace)
     check_memory_name("key", key)
     owner = f"memory {namespace!r}, key {key!r}: the value"
@@ -282,14 +286,16 @@ def build_memory_write(namespace: str, key: str, value: Any, *, area: str) -> po
     if len(body) > MAX_VALUE_BYTES:
         hint = "Store its parts under keys of their own, or large data elsewhere and its address here."
         raise InvalidInputError(f"{owner} has {len(body):,} bytes as JSON; most is {MAX_VALUE_BYTES:,}", hint=hint)
-    return ports.MemoryWrite(area + namespace, key, body)
+    return MemoryWrite(area + namespace, key, body)
 
 
-def build_memory_delete(namespace: str, key: str, *, area: str) -> ports.MemoryWrite:
+def build_memory_delete(namespace: str, key: str, *, area: str) -> MemoryWrite:
     """Build the deletion of a value. Raises ``InvalidInputError``."""
+    from ..ports.store import MemoryWrite
+
     check_memory_name("namespace", namespace)
     check_memory_name("key", key)
-    return ports.MemoryWrite(area + namespace, key, None)
+    return MemoryWrite(area + namespace, key, None)
 
 
 def check_memory_name(kind: str, name: Any, *, least: int = 1) -> None:

@@ -13,15 +13,18 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from .. import ports
 from ..errors import AbortError, DefinitionError, HookError
 from ..loop.transcript import sanitize_parts
 from ..types.messages import FilePart, Message, Part, TextPart, ToolCallPart, clean_text
 from ..types.plain_json import to_plain_json
 from ..types.transcript import Transcript
 from .hook import VETOABLE_EVENTS, Hook, Veto
+
+if TYPE_CHECKING:
+    from ..ports.model import ModelRequest
+    from ..ports.store import Blob
 
 logger = logging.getLogger("perdure.worker")
 
@@ -41,13 +44,15 @@ FailureHandler = Callable[[HookArguments], object]
 # Messages that author code may change: files become blobs, changes in place are undone.
 
 
-def extract_file_blobs(messages: Iterable[Message]) -> tuple[tuple[Message, ...], list[ports.Blob]]:
+def extract_file_blobs(messages: Iterable[Message]) -> tuple[tuple[Message, ...], list[Blob]]:
     """Replace the bytes of files in ``messages`` by references to blobs. Return the messages and the blobs. Raises
     ``InvalidInputError``."""
-    blobs: list[ports.Blob] = []
+    from ..ports.store import move_file_to_blob
+
+    blobs: list[Blob] = []
 
     def extract(part: Part) -> Part:
-        return ports.move_file_to_blob(part, blobs) if isinstance(part, FilePart) else part
+        return move_file_to_blob(part, blobs) if isinstance(part, FilePart) else part
 
     extracted: list[Message] = []
     for message in messages:
@@ -299,12 +304,14 @@ def _describe_hook(hook: Hook) -> str:
 # Reading what hooks return. Each function raises ``HookError`` for a value that the hook may not return.
 
 
-def read_hook_request(hook: Hook, returned: Any, request: ports.ModelRequest) -> ports.ModelRequest:
+def read_hook_request(hook: Hook, returned: Any, request: ModelRequest) -> ModelRequest:
     """Return the request after a ``before_llm_call`` hook."""
+    from ..ports.model import ModelRequest
+
     match returned:
         case None:
             return request
-        case ports.ModelRequest():
+        case ModelRequest():
             if returned.model != request.model:
                 why = f"changed the model to {returned.model!r}; on_iteration can: step.model = …"
                 raise build_hook_error(hook, why)

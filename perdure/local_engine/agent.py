@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from ..client.client import Client
     from ..client.start import History
     from ..hooks import Hook, HookSet
-    from ..ports import Provider, Toolset
+    from ..ports.model import Provider
+    from ..ports.toolset import Toolset
     from ..tools import Tool
     from ..tools.tool import Function, TakesAnyContext
     from ..types.interface import Override, Response

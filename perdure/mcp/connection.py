@@ -19,7 +19,7 @@ from mcp_types.methods import validate_server_result
 from pydantic import ValidationError
 
 from ..errors import ToolError
-from ..ports import ListedTool
+from ..ports.toolset import ListedTool
 from ..types.messages import File
 from .exchanges import (
     GATEWAY_STATUSES,

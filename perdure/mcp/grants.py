@@ -20,8 +20,7 @@ from urllib.parse import urlsplit, urlunsplit
 from .._encryption import KeyRing
 from ..errors import AuthContextError, ToolError
 from ..ports.grants import GrantAccess, GrantKey, GrantRow
-from ..ports.store import format_utc_now
-from ..ports.surfaces import add_seconds
+from ..ports.times import add_seconds, format_utc_now
 
 LEASE_SECONDS = 45.0
 """Seconds for which one worker may refresh a grant: longer than a request to the token endpoint takes."""

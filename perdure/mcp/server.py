@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from ..errors import DefinitionError, PerdureError, ToolError
-from ..ports import ListedTool, Toolset
-from ..ports.toolset import OnChange
+from ..ports.toolset import ListedTool, OnChange, Toolset
 from ..tools import RunContext
 from ..types.redaction import Redaction, find_address_secrets, find_argument_secrets, find_variable_secrets
 from .authorization import Authorization, MachineAuthorization, PersonAuthorization, find_grant_owner

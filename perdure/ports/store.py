@@ -6,15 +6,24 @@ import asyncio
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Literal, Protocol, TypeVar
 
 from .. import events
 from ..types.messages import BlobRef, Data, File, FilePart, Message, decode_file_data, is_large_text
 from ..types.subagents import Lineage, PathStep
 from ..types.transcript import Transcript
+from .audit import Audit
+from .decisions import Decisions
+from .encrypted_bodies import EncryptedBodies
+from .grants import Grants
+from .idempotency import Idempotency
+from .nudges import Nudges
+from .outbox import Outbox, WriteOptions
 from .retention import Retention
-from .surfaces import Surfaces, WriteOptions
+from .tokens import Tokens
+from .usage import UsageLog, UsageRow
+from .waits import Waits
+from .webhooks import Webhooks
 
 V = TypeVar("V")
 DataT = TypeVar("DataT", bound=Data)
@@ -69,20 +78,10 @@ class EventBatch:
     advances: bool = False
     lineage: Lineage | None = None
     agent: str = ""
-    """The run's agent, for its waits (:class:`~.surfaces.Waits`)."""
+    """The run's agent, for its waits (:class:`~.waits.Waits`)."""
     scheduled: str = ""
     """For a batch without ``token``: the token of the writer's activity. A batch that was scheduled before the feed's
     token, from a worker that was considered lost, changes no waits, although its events are written."""
-
-
-def timestamp(at: datetime) -> str:
-    """Format ``at`` for rows and events: ISO 8601, UTC, always with microseconds, so texts sort as times do."""
-    return at.astimezone(UTC).isoformat(timespec="microseconds")
-
-
-def format_utc_now() -> str:
-    """Return the current time, formatted by :func:`timestamp`."""
-    return timestamp(datetime.now(UTC))
 
 
 def build_batch_token(asked_at: str, attempt: int | None = None) -> str:
@@ -278,111 +277,6 @@ class MemoryWrite:
 
 
 @dataclass(frozen=True, slots=True)
-class UsageRow:
-    """What a model call has used, as the provider reported it; a summary of a long conversation may take several
-    requests, which are one row."""
-
-    context_id: str
-    agent: str
-    purpose: str
-    """call, force_finish (the model had to answer at a limit) or compact."""
-    provider: str
-    """Of a chain of models, the provider that answered last; ``model`` is the model's name, as the provider gave it."""
-    model: str
-    status: str
-    """completed; rejected, for an answer that does not fit the output type; failed, for a reply that ends the run."""
-    requests: int = 1
-    """Requests that were answered."""
-    input_tokens: int = 0
-    output_tokens: int = 0
-    cached_tokens: int = 0
-    """Part of the input, as are ``cache_write_tokens``; ``reasoning_tokens`` are part of the output."""
-    cache_write_tokens: int = 0
-    reasoning_tokens: int = 0
-    cost_usd: float | None = None
-    """None if a price is unknown."""
-    milliseconds: int = 0
-    """From the first request to the last reply, with waits for a provider's limits; without hooks."""
-    task_id: str | None = None
-    root: str | None = None
-    """As in :class:`RunRow`."""
-    tenant: str | None = None
-    user: str | None = None
-    key: str = ""
-    """The journal key of the outcome; set by the store."""
-    created_at: str = ""
-    """When the outcome was recorded; set by the store."""
-
-
-UsageKey = Literal["day", "agent", "model", "tenant", "run"]
-"""What rows of usage are summed by. ``day`` of UTC: the first 10 characters of ``created_at``. ``model``: provider and
-model, ``openai:gpt-5``. ``run``: the root run."""
-
-
-@dataclass(frozen=True, slots=True)
-class UsageFilter:
-    """Which rows of usage. None and "" are all."""
-
-    since: str = ""
-    """Recorded at this time (:func:`timestamp`) or later."""
-    until: str = ""
-    """Recorded before this time."""
-    agent: str | None = None
-    model: str | None = None
-    """As in :data:`UsageKey`."""
-    tenant: str | None = None
-    """"" for rows without one."""
-    tenants: Sequence[str] | None = None
-    """Only rows of these tenants, of these ``agents``, and of these ``sessions`` and the runs below them."""
-    agents: Sequence[str] | None = None
-    sessions: Sequence[str] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class UsageSum:
-    """The sums of some rows of usage."""
-
-    key: str | None
-    """What they have in common, by :data:`UsageKey`; None for rows without a tenant, and for a total."""
-    calls: int = 0
-    """Model calls, that is rows."""
-    errors: int = 0
-    """Those of them that are not ``completed``."""
-    input_tokens: int = 0
-    cached_tokens: int = 0
-    """Part of the input."""
-    output_tokens: int = 0
-    cost_usd: float | None = None
-    """Of the calls whose price is known; None if there are none."""
-    unpriced_calls: int = 0
-    """Calls whose price is unknown."""
-    milliseconds: int = 0
-    """Of all calls, one after the other."""
-
-
-@dataclass(frozen=True, slots=True)
-class UsageSums:
-    """Sums by a key: the first ones in their order, and the total of all."""
-
-    sums: Sequence[UsageSum]
-    total: UsageSum
-    count: int
-    """Number of keys."""
-
-
-def sort_sums(key: UsageKey, sums: Sequence[UsageSum]) -> list[UsageSum]:
-    """Sort sums: by cost, then by tokens, the most first; days the newest first."""
-    if key == "day":
-        return sorted(sums, key=lambda one: one.key or "", reverse=True)
-
-    def get_rank(one: UsageSum) -> tuple[bool, float, int, str]:
-        cost, tokens = one.cost_usd, one.input_tokens + one.output_tokens
-        return cost is None, -(cost or 0), -tokens, one.key or ""
-
-    return sorted(sums, key=get_rank)
-
-
-@dataclass(frozen=True, slots=True)
 class AgentRow:
     """The definition of an agent, as workers have served it: what can be shown without its code."""
 
@@ -553,20 +447,7 @@ class SharedMemory(Protocol):
 
 
 # ---
-# Usage and agents, and the whole store.
-
-
-class UsageLog(Protocol):
-    """The ``usage`` table. Its rows are part of a :class:`Commit`."""
-
-    async def list_usage(
-        self, *, tenant: str | None = None, agent: str | None = None, since: str = "", limit: int = 1000
-    ) -> list[UsageRow]:
-        """List rows, the newest first. ``since``: only those recorded then or later (:func:`timestamp`)."""
-
-    async def sum_usage(self, key: UsageKey, filter: UsageFilter, *, limit: int = 100) -> UsageSums:
-        """Sum rows by ``key``, in the order of cost, then of tokens, the most first; days the newest first. At most
-        ``limit`` sums; ``total`` has all rows of ``filter``."""
+# Agents, and the whole store.
 
 
 class AgentRegistry(Protocol):
@@ -580,7 +461,26 @@ class AgentRegistry(Protocol):
 
 
 class Store(
-    Journal, Transcripts, Runs, Turns, SharedMemory, EventLog, UsageLog, AgentRegistry, Surfaces, Retention, Protocol
+    Journal,
+    Transcripts,
+    Runs,
+    Turns,
+    SharedMemory,
+    EventLog,
+    UsageLog,
+    AgentRegistry,
+    Waits,
+    Decisions,
+    Outbox,
+    Webhooks,
+    Audit,
+    Idempotency,
+    EncryptedBodies,
+    Tokens,
+    Grants,
+    Retention,
+    Nudges,
+    Protocol,
 ):
     """All store protocols, in one database. ``store_id`` identifies the database permanently; it is known once the
     store is open."""

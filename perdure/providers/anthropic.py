@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import Any
 
 from ..errors import SettingsError
-from ..ports import ModelRequest, StreamEvent
+from ..ports.model import ModelRequest, StreamEvent
 from .anthropic_reply import AnthropicReply
 from .anthropic_request import RESERVED_OPTIONS, EncodedRequest, encode_request
 from .dialects import Dialect, ForcedTool, ThinkingUse, find_signer

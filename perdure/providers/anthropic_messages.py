@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import count
 from typing import Any, assert_never
 
-from ..ports import ModelRequest
+from ..ports.model import ModelRequest
 from ..types.engine_texts import enclose_text
 from ..types.messages import (
     ContentPart,

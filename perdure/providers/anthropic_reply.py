@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..ports import Completed, StreamEvent, TextDelta, ThinkingDelta, ToolCallDelta
+from ..ports.model import Completed, StreamEvent, TextDelta, ThinkingDelta, ToolCallDelta
 from ..types.messages import OpaquePart, Part, TextPart, ThinkingPart, ToolCallPart, Usage, clean_text
 from .encoding import bind_opaque, clean_json_value, keep_opaque, parse_arguments
 from .errors import build_stream_error

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from ..ports import ModelRequest
+from ..ports.model import ModelRequest
 from ..types.messages import Message, OpaquePart, Part, TextPart, ThinkingPart
 from .anthropic_messages import AnthropicEncoder, Block, iter_unique_pieces
 from .dialects import Dialect, find_dialect, find_signer

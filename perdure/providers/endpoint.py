@@ -22,7 +22,7 @@ from .reply import find_request_id, keep_headers
 from .tool_schemas import WireTools, get_rules, translate_tools
 
 if TYPE_CHECKING:
-    from ..ports import Completed, ModelRequest, ToolSpec
+    from ..ports.model import Completed, ModelRequest, ToolSpec
 
 
 class SDKClient(Protocol):

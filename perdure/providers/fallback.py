@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import get_args
 
 from ..errors import PerdureError, ProviderError, ProviderTimeoutError, RuntimeSetupError, TruncatedStreamError
-from ..ports import Completed, ModelRef, ModelRequest, Provider, Restarted, StreamEvent
+from ..ports.model import Completed, ModelRef, ModelRequest, Provider, Restarted, StreamEvent
 from ..types.limits import RateLimit
 from ..types.messages import FinishReason, Part, Usage
 from .endpoint import SilenceTimer
@@ -244,7 +244,7 @@ def _check_event(model: ModelRef, event: object) -> None:
         hint = f"It must be one of {', '.join(_FINISH_REASONS)}."
     if hint:
         problem = problem or f"yielded {event!r:.100}"  # only now: of a large reply it takes long
-        raise ProviderError(f"the provider of {model} {problem}", hint=f"{hint} See perdure.ports.")
+        raise ProviderError(f"the provider of {model} {problem}", hint=f"{hint} See perdure.ports.model.")
 
 
 def _translate_unexpected_error(model: ModelRef, error: Exception, *, reply_started: bool) -> ProviderError:

@@ -19,7 +19,7 @@ from ..errors import (
     ProviderError,
     TruncatedStreamError,
 )
-from ..ports import ModelRequest, StreamEvent
+from ..ports.model import ModelRequest, StreamEvent
 from .encoding import strip_parameters
 from .endpoint import CONNECT_TIMEOUT, Endpoint, SilenceTimer
 from .errors import build_status_error, describe_error, translate_transport_error

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import ContentFilterError
-from ..ports import Completed, StreamEvent, TextDelta, ThinkingDelta, ToolCallDelta
+from ..ports.model import Completed, StreamEvent, TextDelta, ThinkingDelta, ToolCallDelta
 from ..types.messages import OpaquePart, Part, TextPart, ThinkingPart, ToolCallPart, Usage, clean_text
 from .encoding import clean_json_value, keep_opaque, parse_arguments
 from .errors import build_stream_error, truncate_api_text

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, assert_never
 
 from ..errors import SettingsError
-from ..ports import ModelRequest
+from ..ports.model import ModelRequest
 from ..types.messages import FilePart, Message, OpaquePart, Part, TextPart, ThinkingPart, ToolCallPart, ToolResultPart
 from ..types.transcript import iter_pieces
 from .encoding import (

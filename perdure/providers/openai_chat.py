@@ -7,7 +7,7 @@ from contextlib import aclosing
 from typing import Any
 
 from ..errors import SettingsError
-from ..ports import Completed, ModelRequest, StreamEvent, TextDelta, ThinkingDelta, ToolCallDelta
+from ..ports.model import Completed, ModelRequest, StreamEvent, TextDelta, ThinkingDelta, ToolCallDelta
 from ..types.messages import Part, TextPart, ThinkingPart, ToolCallPart, Usage, clean_text
 from .dialects import Dialect, DoneUse, ForcedTool, MaxTokensName, ThinkingUse, find_signer
 from .encoding import bind_opaque, clean_json_value, keep_opaque

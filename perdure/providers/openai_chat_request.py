@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, assert_never
 
-from ..ports import ModelRequest
+from ..ports.model import ModelRequest
 from ..types.engine_texts import enclose_text
 from ..types.messages import ContentPart, FilePart, Message, Part, TextPart, ThinkingPart, ToolCallPart
 from ..types.transcript import iter_pieces

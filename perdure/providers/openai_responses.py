@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from ..errors import MalformedReplyError, ProviderError, SettingsError
-from ..ports import Completed, ModelRequest, StreamEvent, TextDelta, ThinkingDelta, ToolCallDelta
+from ..ports.model import Completed, ModelRequest, StreamEvent, TextDelta, ThinkingDelta, ToolCallDelta
 from ..types.messages import OpaquePart, Part, TextPart, ToolCallPart, clean_text
 from .dialects import Dialect
 from .endpoint import EndpointCall

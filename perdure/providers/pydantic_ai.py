@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from ..errors import DefinitionError, TruncatedStreamError
-from ..ports import ModelRequest, StreamEvent, ToolSpec
+from ..ports.model import ModelRequest, StreamEvent, ToolSpec
 from ..types.redaction import Redaction, find_address_secrets, find_option_secrets
 from .encoding import encode_json
 from .endpoint import build_missing_sdk_error

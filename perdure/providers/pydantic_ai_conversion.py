@@ -17,7 +17,7 @@ from pydantic_ai import messages as theirs
 from pydantic_ai.messages import ModelMessage, ModelRequestPart, ModelResponsePart
 
 from .. import errors
-from ..ports import Completed, ModelRequest, StreamEvent, TextDelta, ThinkingDelta, ToolCallDelta
+from ..ports.model import Completed, ModelRequest, StreamEvent, TextDelta, ThinkingDelta, ToolCallDelta
 from ..types.messages import (
     FilePart,
     Message,

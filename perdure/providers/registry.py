@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary
 from ..errors import DefinitionError
 
 if TYPE_CHECKING:
-    from ..ports import Provider
+    from ..ports.model import Provider
 
 PROVIDER_HINT = "A provider is one async generator method: async def stream(self, request): yield …"
 

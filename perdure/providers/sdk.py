@@ -31,7 +31,7 @@ from ..errors import (
     ProviderConnectionError,
     ProviderError,
 )
-from ..ports import ModelRequest
+from ..ports.model import ModelRequest
 from ..types.messages import OpaquePart, ThinkingPart, Usage
 from .dialects import Concessions, Dialect, check_fields, find_dialect, get_dialect
 from .encoding import parse_reply_json, strip_parameters

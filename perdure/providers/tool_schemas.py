@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..errors import BadRequestError
-from ..ports import Completed, StreamEvent, ToolCallDelta, ToolSpec
+from ..ports.model import Completed, StreamEvent, ToolCallDelta, ToolSpec
 from ..types.messages import ToolCallPart
 from .encoding import encode_json_text
 from .json_schemas import (

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from .. import ports
 from ..errors import StoreLocationError
 from .chain import Chain
 
 if TYPE_CHECKING:
-    from ..ports import Store
+    from ..ports.store import Store
 
 
 __all__ = ["Chain", "open_store"]
@@ -33,9 +32,11 @@ def open_store(
 
     Raises ``StoreLocationError`` for a URL of another scheme or form, and if the driver or obstore is not installed.
     """
+    from ..ports.outbox import WriteOptions
+
     store = _create_database_store(url)
     if outbox:
-        store.write_options = ports.WriteOptions(outbox=outbox)
+        store.write_options = WriteOptions(outbox=outbox)
     if blob_url is None:
         return store
     from .objects import add_object_store

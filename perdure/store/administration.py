@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import StoreVersionError
-from ..ports.store import format_utc_now
+from ..ports.times import format_utc_now
 from . import is_sqlite_url
 from .copies import CopyEnd, CopyResult, copy_rows
-from .sql import assign_store_id
+from .meta import assign_store_id
 from .sqlite import is_current, parse_sqlite_url, upgrade_schema
 from .sqlite_connection import SQLITE_FAILURES, SqliteDatabase, SqliteSession, StoreFile, translate_sqlite_failure
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from .. import ports
+if TYPE_CHECKING:
+    from ..ports.store import Claim, Commit, EventBatch, Journal
+
 
 V = TypeVar("V")
 
@@ -122,9 +124,7 @@ class CachedJournal:
     is then restored must be read again.
     """
 
-    def __init__(
-        self, journal: ports.Journal, *, cache: CacheBudget | None = None, max_outcomes: int | None = None
-    ) -> None:
+    def __init__(self, journal: Journal, *, cache: CacheBudget | None = None, max_outcomes: int | None = None) -> None:
         self._journal = journal
         self._outcomes: ByteLRU[bytes] = ByteLRU(cache or CacheBudget(), most=max_outcomes)
 
@@ -135,20 +135,20 @@ class CachedJournal:
             outcomes |= await self._journal.find_outcomes(unknown)
         return outcomes
 
-    async def claim(
-        self, key: str, owner: str, *, again: bool = False, events: ports.EventBatch | None = None
-    ) -> ports.Claim:
+    async def claim(self, key: str, owner: str, *, again: bool = False, events: EventBatch | None = None) -> Claim:
         """Record the intent of ``owner`` to act."""
+        from ..ports.store import Claim
+
         body = self._outcomes.get(key)
         if body is not None:
-            return ports.Claim("done", body)
+            return Claim("done", body)
         return await self._journal.claim(key, owner, again=again, events=events)
 
     async def release_claim(self, key: str, owner: str) -> bool:
         """Delete the claim of an owner who has not acted."""
         return await self._journal.release_claim(key, owner)
 
-    async def commit(self, commit: ports.Commit) -> bytes | None:
+    async def commit(self, commit: Commit) -> bytes | None:
         """Write everything in one transaction; return the recorded outcome."""
         recorded = await self._journal.commit(commit)
         outcome = commit.outcome

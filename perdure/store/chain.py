@@ -10,10 +10,10 @@ import asyncio
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
 
-from .. import ports
 from ..errors import InvalidInputError, TranscriptCorruptedError
 from ..types.messages import (
     BlobRef,
@@ -29,6 +29,9 @@ from ..types.messages import (
 from ..types.transcript import Piece, Transcript, map_pieces, merge_pieces
 from ..types.validation_errors import describe_validation_error
 from .cache import ByteLRU, CacheBudget
+
+if TYPE_CHECKING:
+    from ..ports.store import Blob, Node, Transcripts
 
 _MESSAGE_BYTES = 1500  # a decoded message besides its text, measured with tracemalloc
 _SLICE_BYTES = 256 * 1024  # decoded between two turns of the event loop: about 2 ms
@@ -71,7 +74,7 @@ class Chain:
     """
 
     def __init__(
-        self, transcripts: ports.Transcripts, *, cache: CacheBudget | None = None, max_heads: int | None = None
+        self, transcripts: Transcripts, *, cache: CacheBudget | None = None, max_heads: int | None = None
     ) -> None:
         self._transcripts = transcripts
         self._max_heads = max_heads
@@ -140,14 +143,16 @@ class Chain:
         self._decoded_nodes.put(merged.hash, merged, size)
         return merged
 
-    def extend(self, head: str | None, messages: Sequence[Message]) -> tuple[ports.Node, list[ports.Blob]]:
+    def extend(self, head: str | None, messages: Sequence[Message]) -> tuple[Node, list[Blob]]:
         """Build the node that appends ``messages`` to ``head``, and the blobs that it refers to. Writes nothing.
 
         Raises ``InvalidInputError`` for messages that could not be read back: a node is never changed.
 
         Text of more than ``INLINE_BYTES`` (UTF-8) is stored as a blob, and so is every file that is given as bytes.
         """
-        blobs: list[ports.Blob] = []
+        from ..ports.store import Node
+
+        blobs: list[Blob] = []
         try:
             body = encode_canonical([_move_message_to_blobs(message, blobs) for message in messages])
             parse_messages(body)
@@ -159,9 +164,9 @@ class Chain:
                 f"the messages were not stored, since they could not be read back: {reason}",
                 hint="Their values must be plain JSON: finite numbers, no lone surrogates, at most 150 levels.",
             ) from None
-        return ports.Node(hash_node(head, body), head, body), blobs
+        return Node(hash_node(head, body), head, body), blobs
 
-    def remember(self, node: ports.Node, messages: Sequence[Message]) -> None:
+    def remember(self, node: Node, messages: Sequence[Message]) -> None:
         """Cache a node that was just written, so that loading it is free and returns the same objects.
 
         ``messages`` are those that ``extend`` was given. Messages that it stored in another form are not cached: the
@@ -247,7 +252,7 @@ class _LoopYielder:
             await asyncio.sleep(0)
 
 
-def decode_node(node: ports.Node) -> list[Message]:
+def decode_node(node: Node) -> list[Message]:
     """Decode the messages of a node in the stored form. Raises ``TranscriptCorruptedError`` for altered bytes."""
     if hash_node(node.parent, node.body) != node.hash:
         raise TranscriptCorruptedError(
@@ -263,7 +268,7 @@ def decode_node(node: ports.Node) -> list[Message]:
         ) from error
 
 
-def _build_decoded_node(node: ports.Node, messages: tuple[Message, ...]) -> _DecodedNode:
+def _build_decoded_node(node: Node, messages: tuple[Message, ...]) -> _DecodedNode:
     return _DecodedNode(node.hash, node.parent, (messages,), _estimate_node_bytes(node, messages))
 
 
@@ -278,21 +283,23 @@ def _iter_text_refs(messages: Iterable[Message]) -> Iterator[BlobRef]:
                 yield part.blob
 
 
-def _move_message_to_blobs(message: Message, blobs: list[ports.Blob]) -> Message:
+def _move_message_to_blobs(message: Message, blobs: list[Blob]) -> Message:
     """Return the stored form: large texts replaced by references, their bytes added to ``blobs``."""
     parts = tuple(_move_part_to_blobs(part, blobs) for part in message.parts)
     changed = any(new is not old for new, old in zip(parts, message.parts, strict=True))
     return message.model_copy(update={"parts": parts}) if changed else message
 
 
-def _move_part_to_blobs(part: Part, blobs: list[ports.Blob]) -> Part:
+def _move_part_to_blobs(part: Part, blobs: list[Blob]) -> Part:
+    from ..ports.store import move_file_to_blob, move_text_to_blob
+
     if isinstance(part, FilePart):
-        return ports.move_file_to_blob(part, blobs)
+        return move_file_to_blob(part, blobs)
     if not isinstance(part, TextPart | ToolResultPart):
         return part
     if isinstance(part, ToolResultPart) and any(file.data is not None for file in part.files):
-        part = part.model_copy(update={"files": tuple(ports.move_file_to_blob(file, blobs) for file in part.files)})
-    return ports.move_text_to_blob(part, _get_text_field(part), blobs)
+        part = part.model_copy(update={"files": tuple(move_file_to_blob(file, blobs) for file in part.files)})
+    return move_text_to_blob(part, _get_text_field(part), blobs)
 
 
 def _get_text_field(part: TextPart | ToolResultPart) -> str:
@@ -321,10 +328,12 @@ def _decode_blob_text(ref: BlobRef, blobs: Mapping[str, bytes]) -> str:
 
 
 def _verify_blob(ref: BlobRef, blobs: Mapping[str, bytes]) -> bytes:
+    from ..ports.store import Blob
+
     body = blobs.get(ref.hash)
     if body is None:
         flaw = f"blob {ref.hash} ({ref.size} bytes) is missing from the store"
-    elif ports.Blob.from_content(body).hash == ref.hash:
+    elif Blob.from_content(body).hash == ref.hash:
         return body
     else:
         from .objects import build_unset_error, decode_pointer
@@ -335,7 +344,7 @@ def _verify_blob(ref: BlobRef, blobs: Mapping[str, bytes]) -> bytes:
     raise TranscriptCorruptedError(flaw, hint=_RESTORE_HINT)
 
 
-def _estimate_node_bytes(node: ports.Node, messages: Sequence[Message]) -> int:
+def _estimate_node_bytes(node: Node, messages: Sequence[Message]) -> int:
     """Estimate the bytes of a cached node: its texts, again for the wire encoding that a provider keeps, and objects.
 
     Of a file the node has a reference, and the wire encoding all of it, in base64.

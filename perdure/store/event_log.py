@@ -1,8 +1,8 @@
 """Writes and reads events in the database: numbers, fencing, retraction, pruning, and pages of events with their paths.
 
-See :class:`perdure.ports.EventBatch` for the semantics. A child run takes its numbers from the root run, and its rows
-are in the root's stream, so one number is the position of a reader in a whole tree. A child locks its own row first,
-and the root's last, so no deadlock is possible.
+See :class:`perdure.ports.store.EventBatch` for the semantics. A child run takes its numbers from the root run, and its
+rows are in the root's stream, so one number is the position of a reader in a whole tree. A child locks its own row
+first, and the root's last, so no deadlock is possible.
 """
 
 from __future__ import annotations
@@ -14,14 +14,18 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from .. import events
-from ..ports import EventBatch, EventRow, NewEvent
-from ..ports.store import build_spans
-from ..ports.surfaces import WaitChange, WriteOptions, find_wait_changes
+from ..ports.outbox import WriteOptions
+from ..ports.store import EventBatch, EventRow, NewEvent, build_spans
+from ..ports.waits import WaitChange, find_wait_changes
 from ..ports.webhooks import WEBHOOK_TARGET
 from ..types.run_ids import build_run_id_error
 from ..types.subagents import Lineage, PathStep
-from .retention import SELECT_DELETED_RUNS, Reference, find_blob_references, write_references
-from .schema import TABLES, Database, Rows, as_bytes, build_insert, build_upsert, run_for_keys, shorten_key
+from . import retention
+from .retention import Reference, find_blob_references, write_references
+from .schema import Database, Rows, as_bytes, run_for_keys, shorten_key
+from .statements import Statement, load_statements
+
+SQL = load_statements("event_log")
 
 # ---
 # The stored paths to a run: one that is started again, by another call under its id, then has another path.
@@ -69,35 +73,6 @@ def _dump_steps(path: RunPath) -> list[dict[str, str]]:
 
 # ---
 # Writing a batch.
-
-
-# Creates the row, or locks it until the transaction ends: the order of numbers is that of the commits.
-LOCK_FEED = build_insert(
-    "feeds",
-    """(context_id) DO UPDATE SET seq = feeds.seq
-    RETURNING context_id, seq, token, open, first_delta, root, path""",
-)
-UPDATE_FEED = """
-    UPDATE feeds SET seq = :seq, token = :token, open = :open, first_delta = :first_delta, path = :path
-    WHERE context_id = :context_id"""
-UPDATE_FEED_SEQ = "UPDATE feeds SET seq = :seq WHERE context_id = :context_id"
-# Only conflicts of keys are ignored: two events of one number would be a bug, and raise.
-INSERT_EVENT = build_insert("events", "(context_id, key) WHERE key IS NOT NULL DO NOTHING")
-SELECT_EVENT_KEYS = "SELECT key FROM events WHERE context_id = :stream AND key IN (:keys)"
-SELECT_DELTAS = """
-    SELECT seq FROM events WHERE context_id = :stream AND seq >= :first AND type = 'model.delta' AND {of_run}
-    ORDER BY seq"""
-DELETE_DELTAS = "DELETE FROM events WHERE context_id = :stream AND seq >= :first AND type = 'model.delta' AND {of_run}"
-INSERT_WAIT = build_upsert("waits", "context_id", "call_id", keep_created=False)
-DELETE_WAIT = "DELETE FROM waits WHERE context_id = :context_id AND call_id = :call_id"
-DELETE_WAITS = "DELETE FROM waits WHERE context_id = :context_id"
-INSERT_OUTBOX = build_insert("outbox")
-_OUTBOX_VALUES = ", ".join(f":{column}" for column in TABLES["outbox"])
-# Only while a webhook is enabled: a store without one writes no rows, and a new one counts from its commit on.
-INSERT_WEBHOOK_OUTBOX = f"""
-    INSERT INTO outbox ({", ".join(TABLES["outbox"])}) SELECT {_OUTBOX_VALUES}
-    WHERE EXISTS (SELECT 1 FROM webhooks WHERE enabled = 1)"""  # noqa: S608  # names of the schema
-SELECT_EVENT = "SELECT task_id, type, body FROM events WHERE context_id = :stream AND seq = :seq"
 
 
 @dataclass(slots=True)
@@ -171,15 +146,15 @@ def append_batch(
         for target in [target for position, target in targets if position == index]:
             row = {"stream": feed.stream, "seq": feed.seq, "target": target, "context_id": feed.context_id}
             lease = {"taken": 0, "owner": "", "leased_until": ""}
-            insert = INSERT_WEBHOOK_OUTBOX if target == WEBHOOK_TARGET else INSERT_OUTBOX
+            insert = SQL.insert_webhook_outbox if target == WEBHOOK_TARGET else SQL.insert_outbox
             database.run(insert, **row, type=new.event.type, created_at=now, **lease)
         if key is not None and new.event.type != "model.delta":
             known_keys.add(key)
     state = feed.state
     if state != old_state:
-        database.run(UPDATE_FEED, context_id=feed.context_id, seq=own_seq if feed.root else feed.seq, **state)
+        database.run(SQL.update_feed, context_id=feed.context_id, seq=own_seq if feed.root else feed.seq, **state)
     if feed.seq != old_seq and (feed.root or state == old_state):
-        database.run(UPDATE_FEED_SEQ, context_id=feed.stream, seq=feed.seq)
+        database.run(SQL.update_feed_seq, context_id=feed.stream, seq=feed.seq)
     return True
 
 
@@ -187,7 +162,7 @@ def _lock_feed(database: Database, context_id: str, lineage: Lineage | None = No
     """Create the feed as given, or lock the existing one."""
     root, path = (None, None) if lineage is None else (lineage.root, encode_path(lineage.path))
     empty = {"seq": 0, "token": "", "open": 0, "first_delta": 0}
-    [row] = database.run(LOCK_FEED, context_id=context_id, **empty, root=root, path=path)
+    [row] = database.run(SQL.lock_feed, context_id=context_id, **empty, root=root, path=path)
     feed = _Feed(*row)
     if root is not None and feed.root != root:
         raise build_run_id_error()
@@ -198,7 +173,7 @@ def _lock_feed(database: Database, context_id: str, lineage: Lineage | None = No
 
 def check_deleted(database: Database, context_id: str) -> None:
     """Raise ``RunIdError`` for an id that was deleted for good."""
-    if list(run_for_keys(database, SELECT_DELETED_RUNS, [context_id])):
+    if list(run_for_keys(database, retention.SQL.find_deleted_runs, [context_id])):
         raise build_run_id_error()
 
 
@@ -222,7 +197,7 @@ def _read_known_keys(database: Database, feed: _Feed, batch: EventBatch) -> set[
     ]
     if not keys:
         return set()
-    return {key for (key,) in run_for_keys(database, SELECT_EVENT_KEYS, keys, stream=feed.stream)}
+    return {key for (key,) in run_for_keys(database, SQL.find_event_keys, keys, stream=feed.stream)}
 
 
 def _change_waits(database: Database, feed: _Feed, agent: str, changes: Iterable[WaitChange]) -> None:
@@ -230,13 +205,13 @@ def _change_waits(database: Database, feed: _Feed, agent: str, changes: Iterable
     for change in changes:
         row = {"context_id": change.context_id, "call_id": change.call_id}
         if change.call_id is None:
-            database.run(DELETE_WAITS, context_id=change.context_id)
+            database.run(SQL.delete_waits, context_id=change.context_id)
         elif change.kind is None:
-            database.run(DELETE_WAIT, **row)
+            database.run(SQL.delete_wait, **row)
         else:
             row |= {"root": feed.stream, "agent": agent, "kind": change.kind, "tool": change.tool, "hash": change.hash}
             times = {"created_at": change.created_at, "expires_at": change.expires_at}
-            database.run(INSERT_WAIT, **row, **times, seq=feed.seq)
+            database.run(SQL.write_wait, **row, **times, seq=feed.seq)
 
 
 def _insert_event(database: Database, feed: _Feed, new: NewEvent, key: str | None, key_id: str | None) -> bool:
@@ -250,11 +225,11 @@ def _insert_event(database: Database, feed: _Feed, new: NewEvent, key: str | Non
     elif event.type == "model.completed":
         spans = _read_delta_spans(database, feed, feed.first_delta)
         if spans:
-            _run_on_deltas(database, DELETE_DELTAS, feed, feed.first_delta)
+            _run_on_deltas(database, SQL.delete_deltas, feed, feed.first_delta)
         feed.open = feed.first_delta = 0
     body = events.encode_event_body(event)
     inserted = database.run(
-        INSERT_EVENT,
+        SQL.insert_event,
         context_id=feed.stream,
         seq=feed.seq + 1,
         task_id=event.task_id,
@@ -279,16 +254,15 @@ def _insert_event(database: Database, feed: _Feed, new: NewEvent, key: str | Non
 
 def _read_delta_spans(database: Database, feed: _Feed, first: int) -> tuple[events.Span, ...]:
     """Read the run's deltas from number ``first`` on, as first and last of each gapless range."""
-    return build_spans(seq for (seq,) in _run_on_deltas(database, SELECT_DELTAS, feed, first)) if first else ()
+    return build_spans(seq for (seq,) in _run_on_deltas(database, SQL.list_deltas, feed, first)) if first else ()
 
 
-def _run_on_deltas(database: Database, sql: str, feed: _Feed, first: int) -> Rows:
-    of_run = "child IS NULL" if feed.child is None else "child = :child"
-    return database.run(sql.format(of_run=of_run), stream=feed.stream, first=first, child=feed.child)
+def _run_on_deltas(database: Database, statement: Statement, feed: _Feed, first: int) -> Rows:
+    return database.run(statement, stream=feed.stream, first=first, child=feed.child)
 
 
 def _build_lost_retraction(database: Database, feed: _Feed, now: str) -> NewEvent:
-    task_id, type_, body = database.run(SELECT_EVENT, stream=feed.stream, seq=feed.open).fetchone()
+    task_id, type_, body = database.run(SQL.get_event, stream=feed.stream, seq=feed.open).fetchone()
     delta = events.decode_event(feed.context_id, feed.open, task_id, type_, as_bytes(body))
     assert delta is not None, "a delta is an event that every perdure knows"
     return NewEvent(events.build_worker_lost_retraction(delta, now))
@@ -300,19 +274,6 @@ def _build_lost_retraction(database: Database, feed: _Feed, now: str) -> NewEven
 
 PAGE_BYTES = 4 * 1024 * 1024
 """A page of events ends after the event with which it exceeds this."""
-
-
-SELECT_EVENTS = """
-    SELECT seq, task_id, type, body, spans, child FROM events
-    WHERE context_id = :stream AND seq > :after {scope} ORDER BY seq LIMIT :limit"""
-# A range, not LIKE: the index has it, and an id may contain pattern characters. Texts are compared by code points.
-IS_CHILD_OR_BELOW = "AND (child = :child OR (child > :child_path AND child < :child_path_end))"
-SELECT_FEED_ROOTS = "SELECT context_id, root, path FROM feeds WHERE context_id IN (:keys)"
-SELECT_LATEST_SEQS = """
-    SELECT context_id,
-        COALESCE((SELECT of_root.seq FROM feeds AS of_root WHERE of_root.context_id = feeds.root), seq),
-        COALESCE(root, context_id)
-    FROM feeds WHERE context_id IN (:keys)"""
 
 
 def read_events(
@@ -327,28 +288,33 @@ def read_events(
     """Read the events after number ``after``, in order: at least one if there is any, at most ``limit`` or
     ``page_bytes``."""
     page = {"after": after, "limit": limit}
-    select = SELECT_EVENTS.format(scope="" if children else "AND child IS NULL")
-    rows = parse_event_rows(database.run(select, stream=context_id, **page), page_bytes)
+    scope = build_scope(children=children)
+    rows = parse_event_rows(database.run(SQL.read_page, stream=context_id, **page, **scope), page_bytes)
     depth = 0
     if not rows:  # it may be in another run's stream: then it has no rows under its own id
         root, history = _read_feed_roots(database, [context_id]).get(context_id, (None, None))
         if root is None or history is None:
             return []
-        select = SELECT_EVENTS.format(scope=IS_CHILD_OR_BELOW if children else "AND child = :child")
-        rows = parse_event_rows(database.run(select, stream=root, **build_child_scope(context_id), **page), page_bytes)
+        scope = build_scope(context_id, children=children)
+        rows = parse_event_rows(database.run(SQL.read_page, stream=root, **page, **scope), page_bytes)
         depth = len(history.last_path)
     histories = _read_feed_roots(database, find_runs_below(rows, context_id))
     return add_run_paths(rows, context_id, depth, histories)
 
 
-def build_child_scope(context_id: str) -> dict[str, str]:
-    """Return the values of ``IS_CHILD_OR_BELOW``: the run, and the range of the ids below it."""
-    return {"child": context_id, "child_path": f"{context_id}/", "child_path_end": f"{context_id}0"}  # "0" follows "/"
+def build_scope(child: str | None = None, *, children: bool) -> dict[str, str | None]:
+    """Return the values that say which events of a stream are in a page: those of all runs, of its root alone, of the
+    run ``child`` with the runs below it, or of that alone."""
+    if child is None:
+        return {"scope": None if children else "root"}
+    if not children:
+        return {"scope": "child", "child": child}
+    return {"scope": "child_and_below", "child": child, "child_path": f"{child}/", "child_path_end": f"{child}0"}
 
 
 def read_latest_seqs(database: Database, context_ids: Iterable[str]) -> dict[str, int]:
     """Read the last number in the stream of each conversation that has an event."""
-    return {context_id: seq for context_id, seq, _ in run_for_keys(database, SELECT_LATEST_SEQS, context_ids)}
+    return {context_id: seq for context_id, seq, _ in run_for_keys(database, SQL.list_latest_seqs, context_ids)}
 
 
 def parse_event_rows(rows: Iterable[Any], page_bytes: int) -> list[EventRow]:
@@ -390,5 +356,5 @@ def _read_feed_roots(database: Database, context_ids: Iterable[str]) -> dict[str
     """Read for each conversation with events the root of its stream and its paths from there."""
     return {
         context_id: (root, PathHistory(path))
-        for context_id, root, path in run_for_keys(database, SELECT_FEED_ROOTS, context_ids)
+        for context_id, root, path in run_for_keys(database, SQL.list_feed_roots, context_ids)
     }

@@ -23,8 +23,9 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeVar, cast
 from urllib.parse import unquote, urlsplit
 
-from .. import ports
 from ..errors import StoreError, StoreLocationError, StoreMismatchError, TranscriptCorruptedError
+from ..ports.outbox import WriteOptions
+from ..ports.store import Blob, Commit, MemoryWrite, Store
 from ..types.redaction import Redaction, find_variable_secrets
 
 T = TypeVar("T")
@@ -341,7 +342,7 @@ class LargeBlobStore:
     location. Both are made before the first upload, and checked before the first use.
     """
 
-    def __init__(self, store: ports.Store, location: ObjectLocation, threshold: int = DEFAULT_THRESHOLD) -> None:
+    def __init__(self, store: Store, location: ObjectLocation, threshold: int = DEFAULT_THRESHOLD) -> None:
         self._store = store
         self._location = location
         self._threshold = threshold
@@ -352,16 +353,16 @@ class LargeBlobStore:
         return getattr(self._store, name)
 
     @property
-    def write_options(self) -> ports.WriteOptions:
-        """See :class:`perdure.ports.Store`."""
+    def write_options(self) -> WriteOptions:
+        """See :class:`perdure.ports.store.Store`."""
         return self._store.write_options
 
     @write_options.setter
-    def write_options(self, options: ports.WriteOptions) -> None:
+    def write_options(self, options: WriteOptions) -> None:
         self._store.write_options = options
 
-    async def commit(self, commit: ports.Commit) -> bytes | None:
-        """See :class:`perdure.ports.Journal`. Large blobs are uploaded first."""
+    async def commit(self, commit: Commit) -> bytes | None:
+        """See :class:`perdure.ports.store.Journal`. Large blobs are uploaded first."""
         is_large = [len(blob.body) > self._threshold and bool(_HASH.fullmatch(blob.hash)) for blob in commit.blobs]
         large = {blob.hash: blob for blob, large in zip(commit.blobs, is_large, strict=True) if large}
         if not large or not await self._is_store_made():  # without a store, its own commit raises the error
@@ -369,12 +370,12 @@ class LargeBlobStore:
         await self.check_location(write=True)
         await _run_bounded(self._upload, large.values())
         pointers = {name: BlobPointer(len(blob.body), self._location.url).encode() for name, blob in large.items()}
-        blobs = [ports.Blob(blob.hash, pointers.get(blob.hash, blob.body)) for blob in commit.blobs]
+        blobs = [Blob(blob.hash, pointers.get(blob.hash, blob.body)) for blob in commit.blobs]
         return await self._store.commit(replace(commit, blobs=blobs))
 
     async def read_blobs(self, hashes: Sequence[str]) -> dict[str, bytes]:
-        """See :class:`perdure.ports.Transcripts`. Raises ``TranscriptCorruptedError`` for an object that is missing or
-        altered."""
+        """See :class:`perdure.ports.store.Transcripts`. Raises ``TranscriptCorruptedError`` for an object that is
+        missing or altered."""
         blobs = await self._store.read_blobs(hashes)
         pointers = {name: pointer for name, body in blobs.items() if (pointer := decode_pointer(name, body))}
         if pointers:
@@ -448,7 +449,7 @@ class LargeBlobStore:
             )
         if write and recorded_url != self._location.url:
             value = json.dumps({"url": self._location.url}).encode()
-            await self._store.commit(ports.Commit(memory=[ports.MemoryWrite(*RECORD_NAME, value)]))
+            await self._store.commit(Commit(memory=[MemoryWrite(*RECORD_NAME, value)]))
         self._is_checked = True
 
     async def _is_store_made(self) -> bool:
@@ -461,7 +462,7 @@ class LargeBlobStore:
         marker = await self._location.read(_MARKER)
         return None if marker is None else decode_marker(marker)
 
-    async def _upload(self, blob: ports.Blob) -> None:
+    async def _upload(self, blob: Blob) -> None:
         name = build_object_name(blob.hash)
         if not await self._location.is_young(name, len(blob.body)):
             await self._location.write(name, blob.body)
@@ -509,13 +510,13 @@ async def _run_bounded(function: Callable[[V], Awaitable[T]], values: Iterable[V
 # Opening and checking.
 
 
-def add_object_store(store: ports.Store, url: str, threshold: int | None = None) -> ports.Store:
+def add_object_store(store: Store, url: str, threshold: int | None = None) -> Store:
     """Return ``store`` with its large blobs at ``url``. Raises ``StoreLocationError``."""
     large = LargeBlobStore(store, ObjectLocation(url), DEFAULT_THRESHOLD if threshold is None else threshold)
-    return cast("ports.Store", large)  # it forwards what it does not have, which a type checker cannot see
+    return cast("Store", large)  # it forwards what it does not have, which a type checker cannot see
 
 
-async def check_blob_location(store: ports.Store) -> None:
+async def check_blob_location(store: Store) -> None:
     """Check, before a worker takes work, that this process can read the large blobs of ``store``, and write them.
 
     Raises ``StoreError``; ``StoreLocationError`` if they are objects, and no location is set.

@@ -14,16 +14,20 @@ from typing import Any, NamedTuple, TypeVar
 import asyncpg
 
 from ..errors import MemoryChangedError, StoreError
-from ..ports import AgentRow, Claim, Commit, EventBatch, EventRow, Node, RunRow, TurnRow
-from ..ports.store import format_utc_now
-from ..ports.surfaces import WriteOptions, find_wait_changes
+from ..ports.outbox import WriteOptions
+from ..ports.store import AgentRow, Claim, Commit, EventBatch, EventRow, Node, RunRow, TurnRow
+from ..ports.times import format_utc_now, timestamp
+from ..ports.waits import find_wait_changes
 from ..types.events import Event, ModelRetracted, build_worker_lost_retraction, decode_event, encode_event_body
 from ..types.run_ids import build_run_id_error
-from . import event_log, migrations, retention, sql
+from . import agents, event_log, journal, memory, migrations, nodes, retention, runs, usage
 from .postgres_connection import PostgresPool, build_closed_error, parse_postgres_url, unescape_text, unescape_value
 from .postgres_notify import EventNotifications, get_nudge_channel, watch_nudges
 from .schema import shorten_key
-from .surfaces import SurfaceTables
+from .statements import Statement, load_statements
+from .tables import StoreTables
+
+SQL = load_statements("postgres")
 
 T = TypeVar("T")
 
@@ -47,7 +51,10 @@ class _Write(NamedTuple):
 
 
 def _build_write(function: str, count: int, now: int = 1) -> _Write:
-    """Build the statements; ``now`` is the position of the function's argument ``p_now``."""
+    """Build the statements; ``now`` is the position of the function's argument ``p_now``.
+
+    Built, not in a file: up to 67 arguments are counted, and named in the function's definition alone.
+    """
     arguments = [f"${n}" for n in range(1, count + 1)]
     plain = f"SELECT * FROM {function}({', '.join(arguments)})"  # noqa: S608  # constants
     arguments[now - 1] = f"perdure_renew_0001(${now}, ${count + 1})"
@@ -59,10 +66,6 @@ APPEND = _build_write("perdure_append_0001", 20)
 CLAIM = _build_write("perdure_claim_0001", 22, now=4)
 COMMIT = _build_write("perdure_commit_0001", 67)
 
-RECORD_AGENTS = """
-    INSERT INTO agents (hash, name, body, created_at, seen_at)
-    SELECT hash, name, body, $1, $1 FROM unnest($2::text[], $3::text[], $4::bytea[]) AS given (hash, name, body)
-    ON CONFLICT (hash) DO UPDATE SET seen_at = excluded.seen_at"""
 
 LostDelta = tuple[int | None, str | None, bytes | None]
 """The retraction of the deltas of a lost worker: the number of the first, its turn, and the body of the event."""
@@ -166,7 +169,7 @@ def _encode_commit(commit: Commit, now: str) -> list[Any]:
                 sorted({shorten_key(message_id) or "" for message_id in turn.messages}),
             )
         ),
-        *((None,) * 18 if commit.usage is None else sql.read_usage_values(commit.usage)),
+        *((None,) * 18 if commit.usage is None else usage.read_usage_values(commit.usage)),
         [write.namespace for write in memory],
         [write.key for write in memory],
         [write.value for write in memory],
@@ -179,27 +182,16 @@ def _encode_commit(commit: Commit, now: str) -> list[Any]:
 # The store.
 
 
-SELECT_IDENTITY = f"""
-    SELECT version_num, usable_from, store_id, current_setting('transaction_isolation')
-    FROM {migrations.VERSION_TABLE} LEFT JOIN meta ON true"""  # noqa: S608  # a constant
-# A page ends after the event with which it exceeds the bytes; the server sends no more than that.
-SELECT_PAGE = """
-    SELECT seq, task_id, type, body, spans, child FROM (
-        SELECT *, sum(octet_length(body)) OVER (ORDER BY seq) - octet_length(body) AS bytes_before
-        FROM ({events}) AS page
-    ) AS sized WHERE bytes_before <= :page_bytes ORDER BY seq"""
 MAX_SEQ = 2**63 - 1
 
 
-class PostgresStore(SurfaceTables, sql.ListTables, retention.SqlRetention):
+class PostgresStore(StoreTables):
     """A ``Store`` in a PostgreSQL database; see :func:`.postgres_connection.parse_postgres_url` for the URL.
 
     Every write is one statement, so one round trip. Outcomes, claims and events whose writing has begun are completed,
     also when their caller is cancelled. The connections belong to the event loop that used the store first, as long as
     it runs; calls from other event loops are run there.
     """
-
-    skip_locked, clock = "FOR UPDATE SKIP LOCKED", "SELECT clock_timestamp()"
 
     def __init__(self, url: str, *, now: Callable[[], str] = format_utc_now) -> None:
         self._address = parse_postgres_url(url)
@@ -221,7 +213,7 @@ class PostgresStore(SurfaceTables, sql.ListTables, retention.SqlRetention):
     # --- opening and closing
 
     async def open(self, *, create: bool = True) -> None:
-        """See :class:`perdure.ports.Store`."""
+        """See :class:`perdure.ports.store.Store`."""
         self._is_open = True
         try:
             await self._run_at_home(self._open(create))
@@ -244,7 +236,7 @@ class PostgresStore(SurfaceTables, sql.ListTables, retention.SqlRetention):
     async def _read_store_id(self) -> str:
         """Return the id of the store; "" if there is none, or its schema is to be upgraded."""
         try:
-            rows = await self._pool.fetch(SELECT_IDENTITY)
+            rows = await self._pool.fetch(SQL.read_store)
         except StoreError as error:
             if isinstance(error.__cause__, asyncpg.UndefinedTableError):
                 return ""
@@ -308,10 +300,10 @@ class PostgresStore(SurfaceTables, sql.ListTables, retention.SqlRetention):
                 self._pool.store_id = self.store_id
             return home
 
-    async def _fetch(self, statement: str, **values: Any) -> list[Any]:
+    async def _fetch(self, statement: Statement | str, **values: Any) -> list[Any]:
         return await self._run_at_home(self._read(statement, values))
 
-    async def _read(self, statement: str, values: dict[str, Any]) -> list[Any]:
+    async def _read(self, statement: Statement | str, values: dict[str, Any]) -> list[Any]:
         """Run a read. If there is no store yet, it finds nothing."""
         if not self.store_id:
             self._check_open()
@@ -342,18 +334,18 @@ class PostgresStore(SurfaceTables, sql.ListTables, retention.SqlRetention):
     # --- writing
 
     async def claim(self, key: str, owner: str, *, again: bool = False, events: EventBatch | None = None) -> Claim:
-        """See :class:`perdure.ports.Journal`."""
+        """See :class:`perdure.ports.store.Journal`."""
         head = [key, owner, again, self._now()]
         row = await self._write(CLAIM, head, self._encode_batch(events))
         starts = row["starts_counted"] if row["state"] != "done" else 1
         return Claim(row["state"], row["recorded"], starts, row["begun_by"])
 
     async def release_claim(self, key: str, owner: str) -> bool:
-        """See :class:`perdure.ports.Journal`."""
-        return bool(await self._change_rows(sql.RELEASE_CLAIM, key=key, owner=owner))
+        """See :class:`perdure.ports.store.Journal`."""
+        return bool(await self._change_rows(journal.SQL.release_claim, key=key, owner=owner))
 
     async def commit(self, commit: Commit) -> bytes | None:
-        """See :class:`perdure.ports.Journal`."""
+        """See :class:`perdure.ports.store.Journal`."""
         head = _encode_commit(commit, self._now())
         batch = self._encode_batch(commit.events)
         batch.references += retention.find_references(commit)
@@ -362,7 +354,7 @@ class PostgresStore(SurfaceTables, sql.ListTables, retention.SqlRetention):
         return recorded if recorded is not None or commit.outcome is None else commit.outcome.body
 
     async def append(self, batch: EventBatch) -> bool:
-        """See :class:`perdure.ports.EventLog`."""
+        """See :class:`perdure.ports.store.EventLog`."""
         encoded = self._encode_batch(batch)
         encoded.head.insert(3, False)
         row = await self._write(APPEND, [self._now()], encoded)
@@ -382,16 +374,23 @@ class PostgresStore(SurfaceTables, sql.ListTables, retention.SqlRetention):
             return _EncodedBatch(batch, self.write_options, uncertain[1], again=True)
         return _EncodedBatch(batch, self.write_options, f"\n{uuid.uuid4().hex}")
 
-    async def _select_rows(self, statement: str, **values: Any) -> list[Sequence[Any]]:
+    async def _select_rows(self, statement: Statement | str, **values: Any) -> list[Sequence[Any]]:
         return [tuple(map(unescape_value, row)) for row in await self._fetch(statement, **values)]
 
-    async def _change_rows(self, statement: str, **values: Any) -> list[Sequence[Any]]:
+    async def _change_rows(self, statement: Statement, **values: Any) -> list[Sequence[Any]]:
         rows = await self._run_at_home(self._change(statement, values))
         return [tuple(map(unescape_value, row)) for row in rows]
 
-    async def _change(self, statement: str, values: dict[str, Any]) -> list[Any]:
+    async def _change(self, statement: Statement, values: dict[str, Any]) -> list[Any]:
         await self._check_made()
         return await self._pool.fetch(statement, **values)
+
+    async def _read_clock(self) -> str:
+        """See :class:`.schema.Tables`: machines may differ by more than a lease."""
+        if self._now is not format_utc_now:  # a test's
+            return self._now()
+        rows = await self._select_rows(SQL.read_clock)
+        return timestamp(rows[0][0]) if rows else self._now()
 
     async def _check_made(self) -> None:
         """Raise ``StoreError`` if there is no store yet."""
@@ -439,8 +438,8 @@ class PostgresStore(SurfaceTables, sql.ListTables, retention.SqlRetention):
     async def _record_agents(self, agents: dict[str, AgentRow]) -> None:
         await self._check_made()
         rows = [agents[name] for name in sorted(agents)]
-        columns = [row.hash for row in rows], [row.name for row in rows], [row.body for row in rows]
-        await self._pool.call(RECORD_AGENTS, lambda _: [self._now(), *columns])
+        columns = {"hashes": [row.hash for row in rows], "names": [row.name for row in rows]}
+        await self._pool.fetch(SQL.write_agents, now=self._now(), **columns, bodies=[row.body for row in rows])
 
     async def _call_despite_open_deltas(self, write: _Write, head: list[Any], events: _EncodedBatch) -> Any:
         references = events.encode_references()
@@ -463,7 +462,7 @@ class PostgresStore(SurfaceTables, sql.ListTables, retention.SqlRetention):
         """Build the retraction of the deltas from that one on."""
         retraction = ModelRetracted(at=self._now(), reason="WorkerLost")
         # The row may be gone: completed meanwhile, which changes the number, or removed by hand.
-        for task_id, type_, body in await self._pool.fetch(event_log.SELECT_EVENT, stream=stream, seq=seq):
+        for task_id, type_, body in await self._pool.fetch(event_log.SQL.get_event, stream=stream, seq=seq):
             delta = decode_event(context_id, seq, task_id, type_, body)
             assert delta is not None, "a delta is an event that every perdure knows"
             retraction = build_worker_lost_retraction(delta, retraction.at)
@@ -472,52 +471,52 @@ class PostgresStore(SurfaceTables, sql.ListTables, retention.SqlRetention):
     # --- reading
 
     async def find_outcomes(self, keys: Sequence[str]) -> dict[str, bytes]:
-        """See :class:`perdure.ports.Journal`."""
-        rows = await self._fetch(sql.SELECT_OUTCOMES, keys=list(keys)) if keys else []
+        """See :class:`perdure.ports.store.Journal`."""
+        rows = await self._fetch(journal.SQL.find_outcomes, keys=list(keys)) if keys else []
         return {unescape_text(key): outcome for key, outcome in rows if outcome is not None}
 
     async def read_nodes(self, head: str, *, until: Sequence[str] = ()) -> list[Node]:
-        """See :class:`perdure.ports.Transcripts`."""
+        """See :class:`perdure.ports.store.Transcripts`."""
         if head in until:
             return []
-        return sql.order_chain(await self._fetch(sql.SELECT_CHAIN, head=head, keys=list(until)), head, until)
+        return nodes.order_chain(await self._fetch(nodes.SQL.read_chain, head=head, until=list(until)), head, until)
 
     async def read_blobs(self, hashes: Sequence[str]) -> dict[str, bytes]:
-        """See :class:`perdure.ports.Transcripts`."""
-        return dict(await self._fetch(sql.SELECT_BLOBS, keys=list(hashes))) if hashes else {}
+        """See :class:`perdure.ports.store.Transcripts`."""
+        return dict(await self._fetch(nodes.SQL.read_blobs, keys=list(hashes))) if hashes else {}
 
     async def get_run(self, context_id: str) -> RunRow | None:
-        """See :class:`perdure.ports.Runs`."""
-        rows = await self._fetch(sql.SELECT_RUN, context_id=context_id)
+        """See :class:`perdure.ports.store.Runs`."""
+        rows = await self._fetch(runs.SQL.get_run, context_id=context_id)
         return RunRow(*map(unescape_value, rows[0])) if rows else None
 
     async def list_agents(self, name: str | None = None) -> list[AgentRow]:
         """See :class:`perdure.ports.store.AgentRegistry`."""
-        return [AgentRow(*map(unescape_value, row)) for row in await self._fetch(sql.SELECT_AGENTS, name=name)]
+        return [AgentRow(*map(unescape_value, row)) for row in await self._fetch(agents.SQL.list_agents, name=name)]
 
     async def get_turn(self, context_id: str, task_id: str) -> TurnRow | None:
-        """See :class:`perdure.ports.Turns`."""
-        rows = await self._fetch(sql.SELECT_TURN, context_id=context_id, task_id=task_id)
+        """See :class:`perdure.ports.store.Turns`."""
+        rows = await self._fetch(runs.SQL.get_turn, context_id=context_id, task_id=task_id)
         if not rows:
             return None
         status, head, result, asked_at = rows[0]
         return TurnRow(context_id, task_id, status, head, result, asked_at=asked_at)
 
     async def find_message_turn(self, context_id: str, message_id: str) -> str | None:
-        """See :class:`perdure.ports.Turns`."""
+        """See :class:`perdure.ports.store.Turns`."""
         message_key = shorten_key(message_id)
-        rows = await self._fetch(sql.SELECT_TURN_OF_MESSAGE, context_id=context_id, message_id=message_key)
+        rows = await self._fetch(runs.SQL.find_message_turn, context_id=context_id, message_id=message_key)
         return unescape_text(rows[0][0]) if rows else None
 
     async def recall(self, namespace: str, key: str) -> bytes | None:
-        """See :class:`perdure.ports.SharedMemory`."""
-        rows = await self._fetch(sql.SELECT_MEMORY_VALUE, namespace=namespace, key=key)
+        """See :class:`perdure.ports.store.SharedMemory`."""
+        rows = await self._fetch(memory.SQL.recall, namespace=namespace, key=key)
         return rows[0][0] if rows else None
 
     async def recall_all(self, namespace: str, prefix: str = "", *, limit: int = 1000) -> dict[str, bytes]:
-        """See :class:`perdure.ports.SharedMemory`."""
-        select, values = sql.build_memory_select(prefix)
-        rows = await self._fetch(select, namespace=namespace, limit=limit, **values)
+        """See :class:`perdure.ports.store.SharedMemory`."""
+        end = memory.find_prefix_end(prefix)
+        rows = await self._fetch(memory.SQL.recall_all, namespace=namespace, prefix=prefix, prefix_end=end, limit=limit)
         return {unescape_text(key): value for key, value in rows}
 
     # --- events
@@ -525,23 +524,22 @@ class PostgresStore(SurfaceTables, sql.ListTables, retention.SqlRetention):
     async def read_events(
         self, context_id: str, *, after: int = 0, limit: int = 1000, children: bool = True
     ) -> list[EventRow]:
-        """See :class:`perdure.ports.EventLog`."""
-        rows = await self._read_page("" if children else "AND child IS NULL", context_id, after, limit)
+        """See :class:`perdure.ports.store.EventLog`."""
+        rows = await self._read_page(context_id, after, limit, event_log.build_scope(children=children))
         depth = 0
         if not rows:  # it may be in another run's stream: then it has no rows under its own id
             root, history = (await self._read_feed_roots([context_id])).get(context_id, (None, None))
             if root is None or history is None:
                 return []
-            scope = event_log.IS_CHILD_OR_BELOW if children else "AND child = :child"
-            rows = await self._read_page(scope, root, after, limit, **event_log.build_child_scope(context_id))
+            scope = event_log.build_scope(context_id, children=children)
+            rows = await self._read_page(root, after, limit, scope)
             depth = len(history.last_path)
         histories = await self._read_feed_roots(event_log.find_runs_below(rows, context_id))
         return event_log.add_run_paths(rows, context_id, depth, histories)
 
-    async def _read_page(self, scope: str, stream: str, after: int, limit: int, **run: Any) -> list[EventRow]:
-        select = SELECT_PAGE.format(events=event_log.SELECT_EVENTS.format(scope=scope))
+    async def _read_page(self, stream: str, after: int, limit: int, scope: dict[str, str | None]) -> list[EventRow]:
         page = {"stream": stream, "after": min(after, MAX_SEQ), "limit": limit, "page_bytes": event_log.PAGE_BYTES}
-        rows = await self._fetch(select, **page, **run)
+        rows = await self._fetch(SQL.read_page, **page, **scope)
         unescaped = (
             (seq, task_id and unescape_text(task_id), type_, body, spans, child and unescape_text(child))
             for seq, task_id, type_, body, spans, child in rows
@@ -550,14 +548,14 @@ class PostgresStore(SurfaceTables, sql.ListTables, retention.SqlRetention):
 
     async def _read_feed_roots(self, context_ids: Iterable[str]) -> dict[str, tuple[str | None, event_log.PathHistory]]:
         keys = list(context_ids)
-        rows = await self._fetch(event_log.SELECT_FEED_ROOTS, keys=keys) if keys else []
+        rows = await self._fetch(event_log.SQL.list_feed_roots, keys=keys) if keys else []
         return {
             unescape_text(context_id): (root and unescape_text(root), event_log.PathHistory(path))
             for context_id, root, path in rows
         }
 
     async def wait_for_event(self, context_id: str, after: int, timeout: float) -> int:
-        """See :class:`perdure.ports.EventLog`."""
+        """See :class:`perdure.ports.store.EventLog`."""
         return await self._run_at_home(self._wait_for_event(context_id, after, timeout))
 
     async def _wait_for_event(self, context_id: str, after: int, timeout: float) -> int:
@@ -584,7 +582,7 @@ class PostgresStore(SurfaceTables, sql.ListTables, retention.SqlRetention):
         return f"perdure_{self.store_id}" if self.store_id else ""
 
     async def _read_streams(self, context_ids: Iterable[str]) -> dict[str, tuple[str, int]]:
-        rows = await self._read(event_log.SELECT_LATEST_SEQS, {"keys": list(context_ids)})
+        rows = await self._read(event_log.SQL.list_latest_seqs, {"keys": list(context_ids)})
         return {unescape_text(context_id): (unescape_text(stream), seq) for context_id, seq, stream in rows}
 
 

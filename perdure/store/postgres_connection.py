@@ -6,7 +6,7 @@ import asyncio
 import re
 import ssl
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -17,8 +17,9 @@ from weakref import WeakKeyDictionary
 import asyncpg
 
 from ..errors import StoreError, StoreLocationError, StoreMismatchError
-from . import migrations
+from . import meta, migrations
 from .retention import Step
+from .statements import PARAMETER, Statement
 
 T = TypeVar("T")
 
@@ -245,7 +246,7 @@ def _select_error_texts(error: Exception) -> tuple[str, str]:
 # Statements and values.
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=1024)
 def _bind_by_position(sql: str) -> tuple[str, tuple[str, ...]]:
     """Return ``sql`` with ``$1`` … in the place of its named parameters, and their names in that order."""
     names: list[str] = []
@@ -255,9 +256,18 @@ def _bind_by_position(sql: str) -> tuple[str, tuple[str, ...]]:
             names.append(parameter[1])
         return f"${names.index(parameter[1]) + 1}"
 
-    for among, array in (("NOT IN (:keys)", "<> ALL(:keys)"), ("IN (:keys)", "= ANY(:keys)")):
-        sql = sql.replace(among, array)
-    return re.sub(r"(?<!:):(\w+)", replace, sql), tuple(names)
+    sql = re.sub(r"NOT IN \(:(\w+)\)", r"<> ALL(:\1)", sql)
+    sql = re.sub(r"IN \(:(\w+)\)", r"= ANY(:\1)", sql)
+    return PARAMETER.sub(replace, sql), tuple(names)
+
+
+def bind_statement(statement: Statement | str, values: Mapping[str, Any]) -> tuple[str, list[Any]]:
+    """Return the SQL of ``statement`` with ``$1`` … as its parameters, and their values in that order."""
+    if isinstance(statement, str):
+        sql, names = _bind_by_position(statement)
+        return sql, [_escape_value(values[name]) for name in names]
+    sql, names = _bind_by_position(statement.render("postgresql", values))
+    return sql, [_escape_value(value) for value in statement.get_values(names, values)]
 
 
 def escape_text(text: str) -> str:
@@ -290,7 +300,6 @@ def unescape_value(value: Any) -> Any:
 
 
 APPLICATION_PREFIX = "perdure schema "
-SELECT_STORE = f"SELECT version_num, usable_from, store_id FROM {migrations.VERSION_TABLE} LEFT JOIN meta ON true"  # noqa: S608  # a constant
 IDLE_SECONDS = 300.0
 """Time after which an unused connection is closed."""
 LIFETIME_SECONDS = 600.0
@@ -417,11 +426,10 @@ class PostgresPool:
         for connection, _ in idle:
             connection.terminate()
 
-    async def fetch(self, sql: str, **values: Any) -> list[Any]:
-        """Run ``sql``, whose parameters are named, and return its rows."""
-        statement, names = _bind_by_position(sql)
-        arguments = [_escape_value(values[name]) for name in names]
-        rows: list[Any] = await self._run(lambda connection, _: connection.fetch(statement, *arguments))
+    async def fetch(self, statement: Statement | str, **values: Any) -> list[Any]:
+        """Run ``statement`` with the values of its parameters, and return its rows."""
+        sql, arguments = bind_statement(statement, values)
+        rows: list[Any] = await self._run(lambda connection, _: connection.fetch(sql, *arguments))
         return rows
 
     async def call(self, statement: str, build_arguments: Callable[[bool], Sequence[Any]]) -> Any:
@@ -439,11 +447,11 @@ class PostgresPool:
         async def run_step(connection: Any) -> T:
             step = make_step()
             try:
-                statement = next(step)
+                query = next(step)
                 while True:
-                    sql, names = _bind_by_position(statement.sql)
-                    rows = await connection.fetch(sql, *(_escape_value(statement.values[name]) for name in names))
-                    statement = step.send([tuple(map(unescape_value, row)) for row in rows])
+                    sql, arguments = bind_statement(query.statement, query.values)
+                    rows = await connection.fetch(sql, *arguments)
+                    query = step.send([tuple(map(unescape_value, row)) for row in rows])
             except StopIteration as end:
                 result: T = end.value
                 return result
@@ -486,7 +494,8 @@ class PostgresPool:
     async def _check_same_store(self, connection: Any) -> None:
         if not self.store_id:
             return
-        version, usable_from, other = await connection.fetchrow(SELECT_STORE) or ("", None, None)
+        identity, _ = bind_statement(meta.SQL.read_identity, {})
+        version, usable_from, other, _ = await connection.fetchrow(identity) or ("", None, None, None)
         migrations.check_still_usable(version, usable_from)
         if other != self.store_id:
             raise StoreMismatchError(

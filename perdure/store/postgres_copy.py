@@ -1,4 +1,7 @@
-"""A PostgreSQL database as source or target of a copy (:mod:`.copies`)."""
+"""A PostgreSQL database as source or target of a copy (:mod:`.copies`).
+
+Statements of any table are built here, of the names of the schema: a file would have each of them 24 times.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,7 @@ from .copies import COPIED_TABLES, PAGE_BYTES, PAGE_ROWS, Identity, Row, build_f
 from .postgres_connection import (
     POSTGRES_FAILURES,
     PostgresAddress,
+    bind_statement,
     connect_to_postgres,
     escape_text,
     parse_postgres_url,
@@ -21,23 +25,13 @@ from .postgres_connection import (
 )
 from .postgres_migration import LOCK_KEY, MIGRATION_SECONDS, migrate_postgres
 from .schema import TABLES
+from .statements import Statement, load_statements
 
+SQL, POSTGRES_SQL = load_statements("copies"), load_statements("postgres")
 T = TypeVar("T")
 
-SELECT_IDENTITY = f"SELECT store_id, created_at, usable_from, version_num FROM {migrations.VERSION_TABLE}, meta"  # noqa: S608  # a constant
-SELECT_KEY = """
-    SELECT attname FROM pg_index
-    JOIN unnest(indkey) WITH ORDINALITY AS key (number, place) ON true
-    JOIN pg_attribute ON attrelid = indrelid AND attnum = key.number
-    WHERE indrelid = to_regclass($1) AND indisprimary ORDER BY key.place"""
-SELECT_SIZED = """
-    SELECT attname FROM pg_attribute
-    WHERE attrelid = to_regclass($1) AND attnum > 0 AND atttypid IN ('text'::regtype, 'bytea'::regtype)"""
 # What changes with every row that is inserted, updated or deleted. Reads no large values.
 SELECT_FINGERPRINT = "SELECT count(*), sum(hashtextextended(ctid::text || ' ' || xmin::text, 0)::numeric) FROM {table}"
-LOCK_UNFINISHED = "SELECT 1 FROM meta WHERE usable_from = $1 FOR UPDATE"
-LOCK_COPY = "SELECT pg_try_advisory_lock($1)"
-SELECT_SEQUENCE = "SELECT pg_get_serial_sequence($1, $2)"
 # A page ends after the row with which it exceeds the bytes; the server sends no more than that.
 SELECT_PAGE = """
     SELECT {columns} FROM (
@@ -69,6 +63,15 @@ class PostgresEnd:
         except POSTGRES_FAILURES as error:
             raise translate_postgres_failure(error, self._address) from error
 
+    async def _fetch(self, statement: Statement, **values: Any) -> list[Any]:
+        sql, arguments = bind_statement(statement, values)
+        rows: list[Any] = await self._connection.fetch(sql, *arguments)
+        return rows
+
+    async def _fetch_value(self, statement: Statement, **values: Any) -> Any:
+        rows = await self._fetch(statement, **values)
+        return rows[0][0] if rows else None
+
     async def aclose(self) -> None:
         """See :class:`.copies.CopyEnd`."""
         with suppress(*POSTGRES_FAILURES):
@@ -79,12 +82,12 @@ class PostgresEnd:
         if self._is_source:
             self._snapshot = self._connection.transaction(isolation="repeatable_read", readonly=True)
             await self._run(self._snapshot.start())
-        if await self._run(self._connection.fetchval("SELECT to_regclass($1)::text", migrations.VERSION_TABLE)) is None:
+        if await self._run(self._fetch_value(POSTGRES_SQL.find_version_table)) is None:
             return None
-        row = await self._run(self._connection.fetchrow(SELECT_IDENTITY))
+        rows = await self._run(self._fetch(SQL.read_identity))
         if self._is_source:
             self._fingerprints = await self._read_fingerprints()
-        return None if row is None else Identity(*row)
+        return Identity(*rows[0]) if rows else None
 
     async def _read_fingerprints(self) -> dict[str, Any]:
         return {
@@ -101,12 +104,12 @@ class PostgresEnd:
 
     async def read_key(self, table: str) -> tuple[str, ...]:
         """See :class:`.copies.CopyEnd`."""
-        rows = await self._run(self._connection.fetch(SELECT_KEY, table))
+        rows = await self._run(self._fetch(POSTGRES_SQL.list_key_columns, table=table))
         return tuple(name for (name,) in rows)
 
     async def read_page(self, table: str, key: Sequence[str], after: Row | None) -> list[Row]:
         """See :class:`.copies.CopyEnd`."""
-        sized = {name for (name,) in await self._run(self._connection.fetch(SELECT_SIZED, table))}
+        sized = {name for (name,) in await self._run(self._fetch(POSTGRES_SQL.list_sized_columns, table=table))}
         names = ", ".join(key)
         parameters = ", ".join(f"${number}" for number in range(1, len(key) + 1))
         select = SELECT_PAGE.format(
@@ -123,7 +126,7 @@ class PostgresEnd:
 
     async def create(self, identity: Identity) -> None:
         """See :class:`.copies.CopyEnd`."""
-        if not await self._run(self._connection.fetchval(LOCK_COPY, LOCK_KEY + 1)):
+        if not await self._run(self._fetch_value(POSTGRES_SQL.lock_copy, key=LOCK_KEY + 1)):
             raise StoreError(f"another `perdure store copy` writes to {self.place}", hint="Wait until it has ended.")
         if await self.read_identity() is None:
             unfinished = migrations.UNFINISHED_COPY
@@ -132,18 +135,14 @@ class PostgresEnd:
 
     async def _mark_unfinished(self, identity: Identity) -> None:
         async with self._connection.transaction():
-            store_id = await self._connection.fetchval("SELECT store_id FROM meta FOR UPDATE")
+            store_id = await self._fetch_value(POSTGRES_SQL.lock_store_id)
             if store_id == identity.store_id:
                 return
             for table in COPIED_TABLES:
                 if await self._connection.fetchval(f"SELECT EXISTS (SELECT FROM {table})"):  # noqa: S608  # a constant
                     raise build_occupied_error(self.place, store_id)
-            await self._connection.execute(
-                "UPDATE meta SET store_id = $1, created_at = $2, usable_from = $3",
-                identity.store_id,
-                identity.created_at,
-                migrations.UNFINISHED_COPY,
-            )
+            names = {"store_id": identity.store_id, "created_at": identity.created_at}
+            await self._fetch(SQL.begin_copy, **names, unfinished=migrations.UNFINISHED_COPY)
 
     async def find_last_key(self, table: str, key: Sequence[str]) -> Row | None:
         """See :class:`.copies.CopyEnd`."""
@@ -165,15 +164,16 @@ class PostgresEnd:
         """See :class:`.copies.CopyEnd`. Sets the sequences behind the copied numbers first."""
         for table in COPIED_TABLES:
             for column in TABLES[table]:
-                if (sequence := await self._run(self._connection.fetchval(SELECT_SEQUENCE, table, column))) is not None:
+                find = self._fetch_value(POSTGRES_SQL.find_sequence, table=table, column=column)
+                if (sequence := await self._run(find)) is not None:
                     select = f"SELECT setval('{sequence}', max({column})) FROM {table}"  # noqa: S608  # names of the schema
                     await self._run(self._connection.execute(select))
-        await self._write(self._connection.execute, "UPDATE meta SET usable_from = $1", usable_from)
+        await self._write(self._fetch, SQL.finish_copy, usable_from=usable_from)
 
     async def _write(self, work: Callable[..., Awaitable[Any]], *arguments: Any, **options: Any) -> None:
         async def write() -> None:
             async with self._connection.transaction():
-                if await self._connection.fetchval(LOCK_UNFINISHED, migrations.UNFINISHED_COPY) is None:
+                if not await self._fetch(SQL.find_unfinished, unfinished=migrations.UNFINISHED_COPY):
                     raise build_finished_error(self.place)
                 await work(*arguments, **options)
 

@@ -12,7 +12,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.pool import NullPool
 
 from ..errors import StoreError, StoreVersionError
-from . import migrations
+from . import meta, migrations
 from .postgres_connection import (
     APPLICATION_PREFIX,
     POSTGRES_FAILURES,
@@ -21,6 +21,9 @@ from .postgres_connection import (
     translate_postgres_failure,
 )
 from .schema import TABLES
+from .statements import load_statements
+
+SQL = load_statements("postgres")
 
 LOCK_KEY = 0x7065726475726501
 """Key of the advisory lock under which one process at a time migrates a database."""
@@ -31,9 +34,6 @@ LOCK_SECONDS = 5
 """Time that a change of the schema waits for a table: workers that use the table wait behind it."""
 MIGRATION_SECONDS = 24 * 3600.0
 """Time for one statement: an index of a large table takes long, and others wait for the advisory lock meanwhile."""
-RUNNING_CODE = """
-    SELECT application_name FROM pg_stat_activity
-    WHERE datname = current_database() AND pid <> pg_backend_pid() AND application_name LIKE :prefix || '%'"""
 
 
 async def migrate_postgres(
@@ -56,7 +56,7 @@ async def migrate_postgres(
     engine = create_async_engine("postgresql+asyncpg://", async_creator=connect, poolclass=NullPool)
     try:
         async with engine.begin() as connection:
-            identity = {"store_id": proposed_id, "now": now, "usable_from": usable_from}
+            identity = {"id": 1, "store_id": proposed_id, "created_at": now, "usable_from": usable_from}
             return await connection.run_sync(_migrate, address.place, identity, contract)
     except CommandError as error:
         raise StoreVersionError(
@@ -72,13 +72,13 @@ async def migrate_postgres(
         await engine.dispose()
 
 
-def _migrate(connection: Connection, place: str, identity: dict[str, str], contract: bool) -> list[str]:
+def _migrate(connection: Connection, place: str, identity: dict[str, Any], contract: bool) -> list[str]:
     connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": LOCK_KEY})
     connection.execute(text(f"SET LOCAL lock_timeout = '{LOCK_SECONDS}s'"))
     tables = set(inspect(connection).get_table_names())
     version, usable_from, applied = "", None, []
     if migrations.VERSION_TABLE in tables:
-        row = connection.execute(text(migrations.SELECT_VERSION)).first()
+        row = connection.execute(text(migrations.SQL.read_version.render("postgresql", {}))).first()
         version, usable_from = ("", None) if row is None else (row[0], row[1])
     elif foreign := sorted(tables & TABLES.keys()):
         raise StoreError(
@@ -91,10 +91,7 @@ def _migrate(connection: Connection, place: str, identity: dict[str, str], contr
     if contract or not is_current:
         applied = _upgrade(connection, place, version, contract=contract)
     connection.execute(
-        text(
-            "INSERT INTO meta (id, store_id, created_at, usable_from) VALUES (1, :store_id, :now, :usable_from) "
-            "ON CONFLICT (id) DO NOTHING"
-        ),
+        text(meta.SQL.insert_store_id.render("postgresql", identity)),
         identity,
     )
     return applied
@@ -117,7 +114,10 @@ def _upgrade(connection: Connection, place: str, version: str, *, contract: bool
 def _check_no_older_code(connection: Connection, place: str) -> None:
     """Check that no connection is of code older than ``USABLE_FROM``. Connections are all that a server knows: a worker
     without one, and those of users whose connections this user may not see, go unnoticed."""
-    names = connection.execute(text(RUNNING_CODE), {"prefix": APPLICATION_PREFIX}).scalars()
+    names = connection.execute(
+        text(SQL.list_connected_code.render("postgresql", {"prefix": APPLICATION_PREFIX})),
+        {"prefix": APPLICATION_PREFIX},
+    ).scalars()
     older = sorted(name for name in names if name.removeprefix(APPLICATION_PREFIX) < migrations.USABLE_FROM)
     if older:
         raise StoreVersionError(

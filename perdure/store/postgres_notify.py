@@ -25,9 +25,13 @@ from .postgres_connection import (
     LIFETIME_SECONDS,
     POSTGRES_FAILURES,
     PostgresAddress,
+    bind_statement,
     connect_to_postgres,
     translate_postgres_failure,
 )
+from .statements import load_statements
+
+SQL = load_statements("postgres")
 
 logger = logging.getLogger("perdure.store")
 
@@ -107,11 +111,12 @@ class EventNotifications:
             self._sender = None
 
     async def _send(self, seqs: StreamSeqs) -> None:
-        notify = "SELECT pg_notify($1, payload) FROM unnest($2::text[]) AS payload"
+        channel, payloads = self._get_channel(), build_payloads(seqs)
+        notify, _ = bind_statement(SQL.notify, {"channel": channel, "payloads": payloads})
         try:
             async with self._using:
                 connection = await self._connect()
-                await connection.execute(notify, self._get_channel(), build_payloads(seqs))
+                await connection.execute(notify, channel, payloads)
         except (StoreError, *POSTGRES_FAILURES) as error:
             reason = translate_postgres_failure(error, self._address)
             logger.debug("followers of events in other processes are woken late: %s", reason.message)
@@ -120,7 +125,7 @@ class EventNotifications:
     # --- waiting
 
     async def wait_for_event(self, context_id: str, after: int, timeout: float) -> int:
-        """See :class:`perdure.ports.EventLog`."""
+        """See :class:`perdure.ports.store.EventLog`."""
         try:
             context_id.encode()
         except UnicodeEncodeError as error:  # the read for all waiters would fail

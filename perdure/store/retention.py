@@ -12,13 +12,17 @@ one transaction.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from ..errors import TranscriptCorruptedError
-from ..ports import Commit, Node, format_utc_now
 from ..ports.retention import Collectable, OldRun, RunTree
-from .schema import Database, bind_keys, build_insert, run_for_keys
+from ..ports.store import Commit, Node
+from ..ports.times import format_utc_now
+from .schema import Database, run_for_keys, split_keys
+from .statements import Statement, load_statements
+
+SQL = load_statements("retention")
 
 T = TypeVar("T")
 
@@ -103,27 +107,17 @@ def get_context_id(commit: Commit) -> str | None:
     return None if part is None else part.context_id
 
 
-RENEW_BLOBS = "UPDATE blobs SET used_on = :today WHERE hash IN (:keys) AND used_on < :before"
-RENEW_NODES = "UPDATE nodes SET used_on = :today WHERE hash IN (:keys) AND used_on < :before"
-SELECT_DAYS = "SELECT hash, used_on FROM nodes WHERE hash IN (:keys)"
-SELECT_TARGETS = "SELECT hash FROM blobs WHERE hash IN (:keys) UNION ALL SELECT hash FROM nodes WHERE hash IN (:keys)"
-INSERT_NODE_REFERENCE = build_insert("node_references")
-INSERT_RUN_REFERENCE = build_insert("run_references")
-INSERT_DELETED_RUN = build_insert("deleted_runs")
-SELECT_DELETED_RUNS = "SELECT context_id FROM deleted_runs WHERE context_id IN (:keys)"
-
-
 def write_references(database: Database, references: Sequence[Reference], today: str) -> None:
     """Note ``references`` whose targets exist, and renew these."""
     targets = sorted({reference.target for reference in references})
-    for statement in (RENEW_BLOBS, RENEW_NODES):
+    for statement in (SQL.renew_blobs, SQL.renew_nodes):
         _run_updates(database, statement, targets, today)
-    known = {name for (name,) in run_for_keys(database, SELECT_TARGETS, targets)}
+    known = {name for (name,) in run_for_keys(database, SQL.find_targets, targets)}
     for target, node, context_id in references:
         if target in known and node is not None:
-            database.run(INSERT_NODE_REFERENCE, target=target, node=node)
+            database.run(SQL.insert_node_reference, target=target, node=node)
         if target in known and context_id is not None:
-            database.run(INSERT_RUN_REFERENCE, target=target, context_id=context_id)
+            database.run(SQL.insert_run_reference, target=target, context_id=context_id)
 
 
 def renew_parents(database: Database, commit: Commit, today: str) -> None:
@@ -134,10 +128,10 @@ def renew_parents(database: Database, commit: Commit, today: str) -> None:
     heads = {row.head for row in (commit.run, commit.turn) if row is not None and row.head is not None} - new
     if not parents and not heads:
         return
-    found = dict(run_for_keys(database, SELECT_DAYS, sorted(parents | heads)))
+    found = dict(run_for_keys(database, SQL.list_days, sorted(parents | heads)))
     if (missing := sorted(parents - found.keys())) and commit.run is None:
         raise build_missing_parent_error(missing[0])
-    _run_updates(database, RENEW_NODES, [name for name, day in found.items() if day < today], today)
+    _run_updates(database, SQL.renew_nodes, [name for name, day in found.items() if day < today], today)
 
 
 def build_missing_parent_error(name: str) -> TranscriptCorruptedError:
@@ -148,24 +142,23 @@ def build_missing_parent_error(name: str) -> TranscriptCorruptedError:
     )
 
 
-def _run_updates(database: Database, statement: str, keys: Sequence[str], today: str) -> None:
-    for some in _split(keys, 512):
-        bound, values = bind_keys(statement, some)
-        database.run(bound, **values, today=today, before=today)
+def _run_updates(database: Database, statement: Statement, keys: Sequence[str], today: str) -> None:
+    for some in split_keys(keys):
+        database.run(statement, keys=some, today=today, before=today)
 
 
 # ---
 # The collector's operations, as generators of statements.
 
 
-class Statement(NamedTuple):
-    """A statement of a step; ``:keys`` in it stands for at most 512 keys, given as a list."""
+class Query(NamedTuple):
+    """A statement of a step, with its values."""
 
-    sql: str
+    statement: Statement
     values: dict[str, Any]
 
 
-Step = Generator[Statement, list[Any], T]
+Step = Generator[Query, list[Any], T]
 """An operation in one transaction: yields statements, is sent their rows, and returns its result."""
 
 
@@ -173,83 +166,25 @@ class TreeChangedError(Exception):
     """The tree was written to since it was read: its deletion is rolled back."""
 
 
-SELECT_OLD_RUNS = """
-    SELECT runs.created_at, runs.context_id, COALESCE(feeds.root, runs.context_id)
-    FROM runs LEFT JOIN feeds ON feeds.context_id = runs.context_id
-    WHERE runs.created_at < :before AND (runs.created_at, runs.context_id) > (:created_at, :after)
-    ORDER BY runs.created_at, runs.context_id LIMIT :limit"""
-SELECT_TREE = """
-    SELECT context_id, status, head, updated_at FROM runs WHERE context_id = :root
-    UNION ALL
-    SELECT feeds.context_id, runs.status, runs.head, runs.updated_at
-    FROM feeds LEFT JOIN runs ON runs.context_id = feeds.context_id WHERE feeds.root = :root"""
-SELECT_FEED_SEQ = "SELECT seq FROM feeds WHERE context_id = :root"
-SELECT_TURN_HEADS = "SELECT DISTINCT head FROM turns WHERE context_id IN (:keys) AND head IS NOT NULL"
-SELECT_RUN_TARGETS = "SELECT DISTINCT target FROM run_references WHERE context_id IN (:keys)"
-DELETE_OF_RUNS = "DELETE FROM {table} WHERE context_id IN (:keys)"
-DELETE_RUNS = "DELETE FROM runs WHERE context_id IN (:keys) RETURNING updated_at"
-DELETE_MEMORY = "DELETE FROM memory WHERE namespace IN (:keys)"
-DELETE_CHILD_FEEDS = "DELETE FROM feeds WHERE root = :root"
-DELETE_ROOT_FEED = "DELETE FROM feeds WHERE context_id = :root RETURNING seq"
-DELETE_EVENTS = "DELETE FROM events WHERE context_id = :root"
-DELETE_OUTBOX = "DELETE FROM outbox WHERE stream = :root"
-SELECT_MEMORY = """
-    SELECT namespace, key, value FROM memory WHERE (namespace, key) > (:namespace, :after)
-    ORDER BY namespace, key LIMIT :limit"""
-# A node is needed by its child, and by a node whose first message replaces it.
-_IS_REFERRED_TO = "EXISTS (SELECT 1 FROM node_references WHERE node_references.target = {table}.hash)"
-_NODE_NEEDED = (
-    "(EXISTS (SELECT 1 FROM nodes AS child WHERE child.parent = nodes.hash) OR "  # noqa: S608  # constants
-    f"{_IS_REFERRED_TO.format(table='nodes')})"
-)
-_BLOB_NEEDED = (
-    f"({_IS_REFERRED_TO.format(table='blobs')} OR "  # noqa: S608  # constants
-    "EXISTS (SELECT 1 FROM run_references WHERE run_references.target = blobs.hash))"
-)
-_PAGE = "WHERE used_on < :before AND (used_on, hash) > (:used_on, :after) ORDER BY used_on, hash LIMIT :limit"
-SELECT_OLD_NODES = f"SELECT hash, used_on, length(body), parent, {_NODE_NEEDED} FROM nodes {_PAGE}"  # noqa: S608  # constants
-SELECT_OLD_BLOBS = f"SELECT hash, used_on, length(body), NULL, {_BLOB_NEEDED} FROM blobs {_PAGE}"  # noqa: S608  # constants
-DELETE_NODES = f"""
-    DELETE FROM nodes WHERE hash IN (:keys) AND used_on < :before AND NOT {_NODE_NEEDED}
-    RETURNING hash, used_on, length(body), parent"""  # noqa: S608  # constants
-DELETE_BLOBS = f"""
-    DELETE FROM blobs WHERE hash IN (:keys) AND used_on < :before AND NOT {_BLOB_NEEDED}
-    RETURNING hash, used_on, length(body), NULL"""  # noqa: S608  # constants
-SELECT_NODE_TARGETS = "SELECT DISTINCT target FROM node_references WHERE node IN (:keys)"
-DELETE_NODE_REFERENCES = "DELETE FROM node_references WHERE node IN (:keys)"
-SELECT_NODES = "SELECT hash, used_on, length(body), parent FROM nodes WHERE hash IN (:keys) AND used_on < :before"
-SELECT_HOLDERS = """
-    SELECT parent, hash FROM nodes WHERE parent IN (:keys)
-    UNION ALL SELECT target, node FROM node_references WHERE target IN (:keys)
-    UNION ALL SELECT target, context_id FROM run_references WHERE target IN (:keys)"""
-SELECT_BLOB_NAMES = "SELECT hash FROM blobs WHERE hash IN (:keys)"
-
-
-def _split(keys: Iterable[str], size: int) -> Iterator[list[str]]:
-    unique = list(dict.fromkeys(keys))
-    for start in range(0, len(unique), size):
-        yield unique[start : start + size]
-
-
-def _run_for_keys(sql: str, keys: Iterable[str], **values: Any) -> Step[list[Any]]:
+def _run_for_keys(statement: Statement, keys: Iterable[str], **values: Any) -> Step[list[Any]]:
     rows: list[Any] = []
-    for some in _split(keys, 500):
-        rows += yield Statement(sql, {"keys": some, **values})
+    for some in split_keys(keys):
+        rows += yield Query(statement, {"keys": some, **values})
     return rows
 
 
 def read_old_runs(before: str, after: tuple[str, str], limit: int) -> Step[list[OldRun]]:
     """See :meth:`perdure.ports.retention.Retention.read_old_runs`."""
     page = {"before": before, "created_at": after[0], "after": after[1], "limit": limit}
-    return [OldRun(*row) for row in (yield Statement(SELECT_OLD_RUNS, page))]
+    return [OldRun(*row) for row in (yield Query(SQL.read_old_runs, page))]
 
 
 def read_tree(root: str) -> Step[RunTree]:
     """See :meth:`perdure.ports.retention.Retention.read_tree`."""
-    [*feed] = yield Statement(SELECT_FEED_SEQ, {"root": root})
-    rows = yield Statement(SELECT_TREE, {"root": root})
+    [*feed] = yield Query(SQL.get_feed_seq, {"root": root})
+    rows = yield Query(SQL.read_tree, {"root": root})
     statuses = {root: None} | {row[0]: row[1] for row in rows}
-    turn_heads = yield from _run_for_keys(SELECT_TURN_HEADS, statuses)
+    turn_heads = yield from _run_for_keys(SQL.list_turn_heads, statuses)
     heads = {row[2] for row in rows if row[2] is not None} | {head for (head,) in turn_heads}
     updated_at = max((row[3] for row in rows if row[3] is not None), default="")
     return RunTree(root, statuses, tuple(sorted(heads)), updated_at, feed[0][0] if feed else None)
@@ -266,43 +201,43 @@ def delete_tree(tree: RunTree, grace_day: str, deleted_at: str | None = None) ->
     """
     ids = list(tree.statuses)
     for name in sorted(ids) if deleted_at is not None else ():
-        yield Statement(INSERT_DELETED_RUN, {"context_id": name, "deleted_at": deleted_at})
-    targets = yield from _run_for_keys(SELECT_RUN_TARGETS, ids)
+        yield Query(SQL.insert_deleted_run, {"context_id": name, "deleted_at": deleted_at})
+    targets = yield from _run_for_keys(SQL.list_run_targets, ids)
     renewed = {"today": grace_day, "before": grace_day}
-    yield from _run_for_keys(RENEW_BLOBS, sorted(target for (target,) in targets), **renewed)
-    yield from _run_for_keys(RENEW_NODES, tree.heads, **renewed)
+    yield from _run_for_keys(SQL.renew_blobs, sorted(target for (target,) in targets), **renewed)
+    yield from _run_for_keys(SQL.renew_nodes, tree.heads, **renewed)
     updated_at = ""
     for table in RUN_TABLES:
         if table == "runs":
-            rows = yield from _run_for_keys(DELETE_RUNS, ids)
+            rows = yield from _run_for_keys(SQL.delete_runs, ids)
             updated_at = max((row[0] for row in rows), default="")
         else:
-            yield from _run_for_keys(DELETE_OF_RUNS.format(table=table), ids)
-    yield from _run_for_keys(DELETE_MEMORY, [prefix + name for prefix in RUN_NAMESPACES for name in ids])
-    yield Statement(DELETE_CHILD_FEEDS, {"root": tree.root})
-    feed = yield Statement(DELETE_ROOT_FEED, {"root": tree.root})
-    yield Statement(DELETE_EVENTS, {"root": tree.root})
-    yield Statement(DELETE_OUTBOX, {"root": tree.root})
+            yield from _run_for_keys(SQL[f"delete_{table}"], ids)
+    yield from _run_for_keys(SQL.delete_memory, [prefix + name for prefix in RUN_NAMESPACES for name in ids])
+    yield Query(SQL.delete_child_feeds, {"root": tree.root})
+    feed = yield Query(SQL.delete_root_feed, {"root": tree.root})
+    yield Query(SQL.delete_events, {"root": tree.root})
+    yield Query(SQL.delete_outbox, {"root": tree.root})
     for table in ("waits", "run_references"):
-        yield from _run_for_keys(DELETE_OF_RUNS.format(table=table), ids)
+        yield from _run_for_keys(SQL[f"delete_{table}"], ids)
     if updated_at != tree.updated_at or (feed[0][0] if feed else None) != tree.seq:
         raise TreeChangedError
 
 
 def find_deleted(ids: Sequence[str]) -> Step[set[str]]:
     """See :meth:`perdure.ports.retention.Retention.find_deleted`."""
-    return {name for (name,) in (yield from _run_for_keys(SELECT_DELETED_RUNS, ids))}
+    return {name for (name,) in (yield from _run_for_keys(SQL.find_deleted_runs, ids))}
 
 
 def renew(hashes: Sequence[str], before_day: str, today: str) -> Step[None]:
     """See :meth:`perdure.ports.retention.Retention.renew`."""
-    for statement in (RENEW_BLOBS, RENEW_NODES):
+    for statement in (SQL.renew_blobs, SQL.renew_nodes):
         yield from _run_for_keys(statement, sorted(hashes), today=today, before=before_day)
 
 
 def read_memory_references(after: tuple[str, str], limit: int) -> Step[tuple[tuple[str, str] | None, set[str]]]:
     """See :meth:`perdure.ports.retention.Retention.read_memory_references`."""
-    rows = yield Statement(SELECT_MEMORY, {"namespace": after[0], "after": after[1], "limit": limit})
+    rows = yield Query(SQL.read_memory, {"namespace": after[0], "after": after[1], "limit": limit})
     targets: set[str] = set()
     for _, _, value in rows:
         targets |= find_blob_references(value.encode() if isinstance(value, str) else bytes(value))
@@ -311,52 +246,52 @@ def read_memory_references(after: tuple[str, str], limit: int) -> Step[tuple[tup
 
 def read_old_nodes(before_day: str, after: tuple[str, str], limit: int) -> Step[list[Collectable]]:
     """See :meth:`perdure.ports.retention.Retention.read_old_nodes`."""
-    return (yield from _read_page(SELECT_OLD_NODES, before_day, after, limit))
+    return (yield from _read_page(SQL.read_old_nodes, before_day, after, limit))
 
 
 def read_old_blobs(before_day: str, after: tuple[str, str], limit: int) -> Step[list[Collectable]]:
     """See :meth:`perdure.ports.retention.Retention.read_old_blobs`."""
-    return (yield from _read_page(SELECT_OLD_BLOBS, before_day, after, limit))
+    return (yield from _read_page(SQL.read_old_blobs, before_day, after, limit))
 
 
-def _read_page(sql: str, before_day: str, after: tuple[str, str], limit: int) -> Step[list[Collectable]]:
-    rows = yield Statement(sql, {"before": before_day, "used_on": after[0], "after": after[1], "limit": limit})
+def _read_page(statement: Statement, before_day: str, after: tuple[str, str], limit: int) -> Step[list[Collectable]]:
+    rows = yield Query(statement, {"before": before_day, "used_on": after[0], "after": after[1], "limit": limit})
     return [Collectable(row[0], row[1], row[2], row[3], bool(row[4])) for row in rows]
 
 
 def read_nodes_above(nodes: Sequence[Collectable], before_day: str) -> Step[list[Collectable]]:
     """See :meth:`perdure.ports.retention.Retention.read_nodes_above`."""
-    replaced = yield from _run_for_keys(SELECT_NODE_TARGETS, [node.hash for node in nodes])
+    replaced = yield from _run_for_keys(SQL.list_node_targets, [node.hash for node in nodes])
     names = {node.parent for node in nodes if node.parent is not None} | {target for (target,) in replaced}
-    rows = yield from _run_for_keys(SELECT_NODES, sorted(names), before=before_day)
+    rows = yield from _run_for_keys(SQL.read_nodes, sorted(names), before=before_day)
     return [Collectable(*row) for row in rows]
 
 
 def read_holders(names: Sequence[str]) -> Step[dict[str, set[str]]]:
     """See :meth:`perdure.ports.retention.Retention.read_holders`."""
     holders: dict[str, set[str]] = {}
-    for target, holder in (yield from _run_for_keys(SELECT_HOLDERS, names)):
+    for target, holder in (yield from _run_for_keys(SQL.read_holders, names)):
         holders.setdefault(target, set()).add(holder)
     return holders
 
 
 def delete_nodes(names: Sequence[str], before_day: str) -> Step[list[Collectable]]:
     """See :meth:`perdure.ports.retention.Retention.delete_nodes`."""
-    rows = yield from _run_for_keys(DELETE_NODES, sorted(names), before=before_day)
+    rows = yield from _run_for_keys(SQL.delete_nodes, sorted(names), before=before_day)
     deleted = [Collectable(*row) for row in rows]
-    yield from _run_for_keys(DELETE_NODE_REFERENCES, [node.hash for node in deleted])
+    yield from _run_for_keys(SQL.delete_node_references, [node.hash for node in deleted])
     return deleted
 
 
 def delete_blobs(names: Sequence[str], before_day: str) -> Step[list[Collectable]]:
     """See :meth:`perdure.ports.retention.Retention.delete_blobs`."""
-    rows = yield from _run_for_keys(DELETE_BLOBS, sorted(names), before=before_day)
+    rows = yield from _run_for_keys(SQL.delete_blobs, sorted(names), before=before_day)
     return [Collectable(*row) for row in rows]
 
 
 def find_blobs(names: Sequence[str]) -> Step[set[str]]:
     """See :meth:`perdure.ports.retention.Retention.find_blobs`."""
-    return {name for (name,) in (yield from _run_for_keys(SELECT_BLOB_NAMES, names))}
+    return {name for (name,) in (yield from _run_for_keys(SQL.find_blobs, names))}
 
 
 # ---
@@ -366,13 +301,9 @@ def find_blobs(names: Sequence[str]) -> Step[set[str]]:
 def run_step(database: Database, step: Step[T]) -> T:
     """Run the statements of ``step`` on ``database``, and return its result."""
     try:
-        statement = next(step)
+        query = next(step)
         while True:
-            sql, values = statement.sql, dict(statement.values)
-            if "keys" in values:
-                sql, bound = bind_keys(sql, values.pop("keys"))
-                values |= bound
-            statement = step.send(list(database.run(sql, **values)))
+            query = step.send(list(database.run(query.statement, **query.values)))
     except StopIteration as end:
         result: T = end.value
         return result

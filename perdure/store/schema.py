@@ -1,14 +1,17 @@
-"""The columns of the store's tables, and what its SQL needs: statements that SQLite and PostgreSQL both take.
+"""The columns of the store's tables, and what runs its statements (``statements.py``).
 
-Parameters are named (``:name``), and the driver runs the statements: SQLAlchemy costs about 25 µs of CPU more for each,
-and they run in every iteration. It is used for migrations only.
+The driver runs them: SQLAlchemy costs about 25 µs of CPU more for each, and they run in every iteration. It is used for
+migrations only.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Protocol
+
+from .statements import Statement
 
 TABLES = {
     "meta": ("id", "store_id", "created_at", "usable_from"),
@@ -102,56 +105,45 @@ class Rows(Protocol):
 class Database(Protocol):
     """A connection in a transaction."""
 
-    def run(self, sql: str, /, **values: Any) -> Rows:
-        """Execute ``sql`` with the values of its parameters."""
+    def run(self, statement: Statement | str, /, **values: Any) -> Rows:
+        """Execute ``statement`` with the values of its parameters."""
         ...
 
 
+class Tables(ABC):
+    """What the methods for a table, which both databases share, run their statements with."""
+
+    _now: Callable[[], str]
+
+    @abstractmethod
+    async def _select_rows(self, statement: Statement | str, **values: Any) -> list[Sequence[Any]]:
+        """Return the rows of a statement that reads."""
+
+    @abstractmethod
+    async def _change_rows(self, statement: Statement, **values: Any) -> list[Sequence[Any]]:
+        """Run a statement that writes, in a transaction of its own, and return its rows."""
+
+    async def _read_clock(self) -> str:
+        """Return the time that all processes of the store agree on: leases are compared with it. Processes of one
+        machine have one clock."""
+        return self._now()
+
+
 MAX_KEYS = 512
-"""Keys in one statement; SQLite takes 32,766 parameters, PostgreSQL 32,767."""
+"""Keys in one statement; SQLite takes 32,766 parameters."""
 
 
-def bind_keys(sql: str, keys: Sequence[str]) -> tuple[str, dict[str, str]]:
-    """Return ``sql`` with parameters for at most ``MAX_KEYS`` keys in the place of ``:keys``, and their values.
-
-    They are padded to a power of two, so that few statements are prepared. Without keys one is bound that matches no
-    row.
-    """
-    count = 1 << max(len(keys) - 1, 0).bit_length()
-    padded = [*keys, *[keys[-1] if keys else ""] * (count - len(keys))]
-    values = {f"k{index}": key for index, key in enumerate(padded)}
-    return sql.replace(":keys", ", ".join(f":{name}" for name in values)), values
-
-
-def run_for_keys(database: Database, sql: str, keys: Iterable[str], **values: Any) -> Iterator[Any]:
-    """Yield the rows of ``sql``, whose ``:keys`` are any number of keys."""
+def split_keys(keys: Iterable[str], size: int = MAX_KEYS) -> Iterator[list[str]]:
+    """Yield the keys, each once, in lists that one statement takes."""
     unique = list(dict.fromkeys(keys))
-    for start in range(0, len(unique), MAX_KEYS):
-        statement, key_values = bind_keys(sql, unique[start : start + MAX_KEYS])
-        yield from database.run(statement, **key_values, **values)
+    for start in range(0, len(unique), size):
+        yield unique[start : start + size]
 
 
-def build_in(column: str, name: str, values: Sequence[str]) -> tuple[str, dict[str, str]]:
-    """Build the condition that ``column`` has one of ``values``, and its parameters: ``name`` with a number."""
-    named = {f"{name}{index}": value for index, value in enumerate(values)}
-    listed = ", ".join(f":{key}" for key in named)
-    return (f"{column} IN ({listed})" if named else "false"), named
-
-
-def build_insert(table: str, on_conflict: str = "DO NOTHING") -> str:
-    """Build the INSERT of a whole row, its columns as parameters."""
-    columns = TABLES[table]
-    values = ", ".join(f":{column}" for column in columns)
-    return f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({values}) ON CONFLICT {on_conflict}"  # noqa: S608  # names of the schema
-
-
-def build_upsert(table: str, *key: str, keep_created: bool = True) -> str:
-    """Build an upsert by primary key that keeps ``created_at``, and a row with a later ``asked_at``."""
-    unchanged = (*key, "created_at") if keep_created else key
-    columns = TABLES[table]
-    new_values = [f"{column} = excluded.{column}" for column in columns if column not in unchanged]
-    not_older = f" WHERE excluded.asked_at >= {table}.asked_at" if "asked_at" in columns else ""
-    return build_insert(table, f"({', '.join(key)}) DO UPDATE SET {', '.join(new_values)}{not_older}")
+def run_for_keys(database: Database, statement: Statement, keys: Iterable[str], **values: Any) -> Iterator[Any]:
+    """Yield the rows of ``statement``, whose ``:keys`` are any number of keys."""
+    for some in split_keys(keys):
+        yield from database.run(statement, keys=some, **values)
 
 
 MAX_KEY_BYTES = 500

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import uuid
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from functools import partial
 from importlib import import_module
@@ -12,14 +13,17 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from ..errors import StoreError, StoreLocationError, StoreVersionError
-from ..ports import AgentRow, Claim, Commit, EventBatch, EventRow, Node, RunRow, TurnRow
-from ..ports.store import format_utc_now
-from ..ports.surfaces import WriteOptions
-from . import event_log, migrations, retention, sql
+from ..ports.outbox import WriteOptions
+from ..ports.store import AgentRow, Claim, Commit, EventBatch, EventRow, Node, RunRow, TurnRow
+from ..ports.times import format_utc_now
+from . import event_log, journal, memory, meta, migrations, nodes, retention, runs
+from .agents import read_agents, write_agents
 from .sqlite_connection import SqliteDatabase, SqliteSession, StoreFile, StoreThread
 from .sqlite_notify import EventWatcher, write_nudge
-from .surfaces import SurfaceTables
+from .statements import Statement, load_statements
+from .tables import StoreTables
 
+SQL = load_statements("sqlite")
 T = TypeVar("T")
 
 _QUICK_KEYS = 8  # keys read on the event loop: each needs a page or two, nearly always in memory
@@ -32,7 +36,108 @@ class _Threads(NamedTuple):
     watcher: EventWatcher
 
 
-class SqliteStore(SurfaceTables, sql.ListTables, retention.SqlRetention):
+class SqliteTables(StoreTables):
+    """The methods of a store in SQLite, over what runs an operation on the database."""
+
+    write_options: WriteOptions
+
+    @abstractmethod
+    async def _run_write(self, operation: Callable[..., T], *arguments: Any) -> T:
+        """Run ``operation`` with the database and ``arguments``, in a transaction of its own."""
+
+    @abstractmethod
+    async def _run_read(self, operation: Callable[..., T], *arguments: Any) -> T:
+        """Run an operation that reads."""
+
+    @abstractmethod
+    async def _run_quick_read(self, operation: Callable[..., T], *arguments: Any) -> T:
+        """Run a read of a few rows."""
+
+    @abstractmethod
+    def _notify_watcher(self, events: EventBatch | None) -> None:
+        """Wake those who wait for the events that were written."""
+
+    async def _run_step(self, make_step: Callable[[], retention.Step[T]], *, write: bool = False) -> T:
+        run = self._run_write if write else self._run_read
+        return await run(lambda database: retention.run_step(database, make_step()))
+
+    async def find_outcomes(self, keys: Sequence[str]) -> dict[str, bytes]:
+        """See :class:`perdure.ports.store.Journal`."""
+        if not keys:
+            return {}
+        run = self._run_quick_read if len(keys) <= _QUICK_KEYS else self._run_read
+        return await run(journal.read_outcomes, keys)
+
+    async def claim(self, key: str, owner: str, *, again: bool = False, events: EventBatch | None = None) -> Claim:
+        """See :class:`perdure.ports.store.Journal`."""
+        claim = await self._run_write(journal.claim_call, key, owner, again, self._now(), events, self.write_options)
+        self._notify_watcher(events)
+        return claim
+
+    async def release_claim(self, key: str, owner: str) -> bool:
+        """See :class:`perdure.ports.store.Journal`."""
+        return bool(await self._change_rows(journal.SQL.release_claim, key=key, owner=owner))
+
+    async def commit(self, commit: Commit) -> bytes | None:
+        """See :class:`perdure.ports.store.Journal`."""
+        recorded = await self._run_write(journal.write_commit, commit, self._now(), self.write_options)
+        self._notify_watcher(commit.events)
+        return recorded
+
+    async def read_nodes(self, head: str, *, until: Sequence[str] = ()) -> list[Node]:
+        """See :class:`perdure.ports.store.Transcripts`."""
+        return await self._run_read(nodes.read_nodes, head, until)
+
+    async def read_blobs(self, hashes: Sequence[str]) -> dict[str, bytes]:
+        """See :class:`perdure.ports.store.Transcripts`."""
+        return await self._run_read(nodes.read_blobs, hashes) if hashes else {}
+
+    async def get_run(self, context_id: str) -> RunRow | None:
+        """See :class:`perdure.ports.store.Runs`."""
+        return await self._run_quick_read(runs.read_run, context_id)
+
+    async def get_turn(self, context_id: str, task_id: str) -> TurnRow | None:
+        """See :class:`perdure.ports.store.Turns`."""
+        return await self._run_quick_read(runs.read_turn, context_id, task_id)
+
+    async def find_message_turn(self, context_id: str, message_id: str) -> str | None:
+        """See :class:`perdure.ports.store.Turns`."""
+        return await self._run_quick_read(runs.find_turn_of_message, context_id, message_id)
+
+    async def recall(self, namespace: str, key: str) -> bytes | None:
+        """See :class:`perdure.ports.store.SharedMemory`."""
+        return await self._run_read(memory.recall, namespace, key)
+
+    async def recall_all(self, namespace: str, prefix: str = "", *, limit: int = 1000) -> dict[str, bytes]:
+        """See :class:`perdure.ports.store.SharedMemory`."""
+        return await self._run_read(memory.recall_all, namespace, prefix, limit)
+
+    async def record_agents(self, agents: Sequence[AgentRow]) -> None:
+        """See :class:`perdure.ports.store.AgentRegistry`."""
+        await self._run_write(write_agents, agents, self._now())
+
+    async def list_agents(self, name: str | None = None) -> list[AgentRow]:
+        """See :class:`perdure.ports.store.AgentRegistry`."""
+        return await self._run_read(read_agents, name)
+
+    async def append(self, batch: EventBatch) -> bool:
+        """See :class:`perdure.ports.store.EventLog`."""
+        written = await self._run_write(event_log.append_batch, batch, self._now(), self.write_options)
+        self._notify_watcher(batch)
+        return written
+
+    async def _select_rows(self, statement: Statement | str, **values: Any) -> list[Sequence[Any]]:
+        return await self._run_read(_run_statement, statement, values)
+
+    async def _change_rows(self, statement: Statement, **values: Any) -> list[Sequence[Any]]:
+        return await self._run_write(_run_statement, statement, values)
+
+    async def _read_latest_seq(self, context_id: str) -> int:
+        seqs = await self._run_quick_read(event_log.read_latest_seqs, [context_id])
+        return seqs.get(context_id, 0)
+
+
+class SqliteStore(SqliteTables):
     """A ``Store`` in one file (``sqlite:///relative/path`` or ``sqlite:////absolute/path``).
 
     One thread writes and one reads (a few keys are read on the event loop), and one polls for events while a caller
@@ -68,7 +173,7 @@ class SqliteStore(SurfaceTables, sql.ListTables, retention.SqlRetention):
         return self._open_threads
 
     async def open(self, *, create: bool = True) -> None:
-        """See :class:`perdure.ports.Store`."""
+        """See :class:`perdure.ports.store.Store`."""
         if self._open_threads is None:
             writer, reader, watcher = (
                 SqliteSession(self._file, write=n == 0, busy_timeout=self._busy_timeout) for n in range(3)
@@ -130,10 +235,6 @@ class SqliteStore(SurfaceTables, sql.ListTables, retention.SqlRetention):
     async def _run_read(self, operation: Callable[..., T], *arguments: Any) -> T:
         return await self._threads.reader.run(lambda database: operation(database, *arguments))
 
-    async def _run_step(self, make_step: Callable[[], retention.Step[T]], *, write: bool = False) -> T:
-        run = self._run_write if write else self._run_read
-        return await run(lambda database: retention.run_step(database, make_step()))
-
     async def _run_quick_read(self, operation: Callable[..., T], *arguments: Any) -> T:
         """Run a read of a few rows on the event loop if that needs no waiting, otherwise on the reader's thread."""
         result = self._try_on_loop(operation, *arguments)
@@ -163,75 +264,10 @@ class SqliteStore(SurfaceTables, sql.ListTables, retention.SqlRetention):
             if events.lineage is not None:
                 self._open_threads.watcher.notify_write(events.lineage.root)
 
-    async def find_outcomes(self, keys: Sequence[str]) -> dict[str, bytes]:
-        """See :class:`perdure.ports.Journal`."""
-        if not keys:
-            return {}
-        run = self._run_quick_read if len(keys) <= _QUICK_KEYS else self._run_read
-        return await run(sql.read_outcomes, keys)
-
-    async def claim(self, key: str, owner: str, *, again: bool = False, events: EventBatch | None = None) -> Claim:
-        """See :class:`perdure.ports.Journal`."""
-        claim = await self._run_write(sql.claim_call, key, owner, again, self._now(), events, self.write_options)
-        self._notify_watcher(events)
-        return claim
-
-    async def release_claim(self, key: str, owner: str) -> bool:
-        """See :class:`perdure.ports.Journal`."""
-        return bool(await self._change_rows(sql.RELEASE_CLAIM, key=key, owner=owner))
-
-    async def commit(self, commit: Commit) -> bytes | None:
-        """See :class:`perdure.ports.Journal`."""
-        recorded = await self._run_write(sql.write_commit, commit, self._now(), self.write_options)
-        self._notify_watcher(commit.events)
-        return recorded
-
-    async def read_nodes(self, head: str, *, until: Sequence[str] = ()) -> list[Node]:
-        """See :class:`perdure.ports.Transcripts`."""
-        return await self._run_read(sql.read_nodes, head, until)
-
-    async def read_blobs(self, hashes: Sequence[str]) -> dict[str, bytes]:
-        """See :class:`perdure.ports.Transcripts`."""
-        return await self._run_read(sql.read_blobs, hashes) if hashes else {}
-
-    async def get_run(self, context_id: str) -> RunRow | None:
-        """See :class:`perdure.ports.Runs`."""
-        return await self._run_quick_read(sql.read_run, context_id)
-
-    async def get_turn(self, context_id: str, task_id: str) -> TurnRow | None:
-        """See :class:`perdure.ports.Turns`."""
-        return await self._run_quick_read(sql.read_turn, context_id, task_id)
-
-    async def find_message_turn(self, context_id: str, message_id: str) -> str | None:
-        """See :class:`perdure.ports.Turns`."""
-        return await self._run_quick_read(sql.find_turn_of_message, context_id, message_id)
-
-    async def recall(self, namespace: str, key: str) -> bytes | None:
-        """See :class:`perdure.ports.SharedMemory`."""
-        return await self._run_read(sql.recall, namespace, key)
-
-    async def recall_all(self, namespace: str, prefix: str = "", *, limit: int = 1000) -> dict[str, bytes]:
-        """See :class:`perdure.ports.SharedMemory`."""
-        return await self._run_read(sql.recall_all, namespace, prefix, limit)
-
-    async def record_agents(self, agents: Sequence[AgentRow]) -> None:
-        """See :class:`perdure.ports.store.AgentRegistry`."""
-        await self._run_write(sql.write_agents, agents, self._now())
-
-    async def list_agents(self, name: str | None = None) -> list[AgentRow]:
-        """See :class:`perdure.ports.store.AgentRegistry`."""
-        return await self._run_read(sql.read_agents, name)
-
-    async def append(self, batch: EventBatch) -> bool:
-        """See :class:`perdure.ports.EventLog`."""
-        written = await self._run_write(event_log.append_batch, batch, self._now(), self.write_options)
-        self._notify_watcher(batch)
-        return written
-
     async def read_events(
         self, context_id: str, *, after: int = 0, limit: int = 1000, children: bool = True
     ) -> list[EventRow]:
-        """See :class:`perdure.ports.EventLog`."""
+        """See :class:`perdure.ports.store.EventLog`."""
         quick_limit = min(limit, _QUICK_EVENTS)
         read_page = partial(event_log.read_events, children=children)
         quick = self._try_on_loop(read_page, context_id, after, quick_limit, _QUICK_BYTES)
@@ -243,7 +279,7 @@ class SqliteStore(SurfaceTables, sql.ListTables, retention.SqlRetention):
         return rows
 
     async def wait_for_event(self, context_id: str, after: int, timeout: float) -> int:
-        """See :class:`perdure.ports.EventLog`."""
+        """See :class:`perdure.ports.store.EventLog`."""
         return await self._threads.watcher.wait_for_event(context_id, after, timeout)
 
     async def nudge(self, run_id: str) -> None:
@@ -254,18 +290,8 @@ class SqliteStore(SurfaceTables, sql.ListTables, retention.SqlRetention):
         """See :class:`perdure.ports.nudges.Nudges`."""
         return (lambda: None) if self._open_threads is None else self._open_threads.watcher.watch_nudges(on_nudge)
 
-    async def _select_rows(self, statement: str, **values: Any) -> list[Sequence[Any]]:
-        return await self._run_read(_run_statement, statement, values)
 
-    async def _change_rows(self, statement: str, **values: Any) -> list[Sequence[Any]]:
-        return await self._run_write(_run_statement, statement, values)
-
-    async def _read_latest_seq(self, context_id: str) -> int:
-        seqs = await self._run_quick_read(event_log.read_latest_seqs, [context_id])
-        return seqs.get(context_id, 0)
-
-
-def _run_statement(database: SqliteDatabase, statement: str, values: dict[str, Any]) -> list[Sequence[Any]]:
+def _run_statement(database: SqliteDatabase, statement: Statement | str, values: dict[str, Any]) -> list[Sequence[Any]]:
     return list(database.run(statement, **values))
 
 
@@ -276,18 +302,17 @@ def is_current(database: SqliteDatabase) -> bool:
 
 def list_tables(database: SqliteDatabase) -> list[str]:
     """List the tables, without SQLite's own."""
-    own = "type = 'table' AND name NOT LIKE 'sqlite~_%' ESCAPE '~'"
-    return [name for (name,) in database.run(f"SELECT name FROM sqlite_master WHERE {own} ORDER BY name")]  # noqa: S608  # a constant
+    return [name for (name,) in database.run(SQL.list_tables)]
 
 
 def _read_current_store_id(database: SqliteDatabase) -> str:
-    return sql.read_store_id(database) or "" if is_current(database) else ""
+    return meta.read_store_id(database) or "" if is_current(database) else ""
 
 
 def _prepare_schema(database: SqliteDatabase, proposed: str, now: str) -> str:
     if not is_current(database):
         upgrade_schema(database)
-    return sql.assign_store_id(database, proposed, now)
+    return meta.assign_store_id(database, proposed, now)
 
 
 def upgrade_schema(database: SqliteDatabase, *, contract: bool = False) -> list[str]:

@@ -13,7 +13,7 @@ import sqlite3
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache
@@ -22,9 +22,10 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..errors import StoreError, StoreMismatchError
-from . import sql
-from .migrations import CURRENT_VERSION, SELECT_VERSION, VERSION_TABLE, check_still_usable
-from .schema import TABLES
+from . import meta
+from .migrations import CURRENT_VERSION, VERSION_TABLE, check_still_usable
+from .schema import MAX_KEYS, TABLES
+from .statements import PARAMETER, Statement
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -125,7 +126,7 @@ def _select_error_texts(error: SqliteFailure, path: Path) -> tuple[str, str]:
 # A connection to the file.
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=1024)
 def _bind_by_position(sql: str) -> tuple[str, list[str]]:
     """Return ``sql`` with ``?`` in the place of its named parameters, and their names in that order.
 
@@ -137,7 +138,24 @@ def _bind_by_position(sql: str) -> tuple[str, list[str]]:
         names.append(parameter[1])
         return "?"
 
-    return re.sub(r":(\w+)", replace, sql), names
+    return PARAMETER.sub(replace, sql), names
+
+
+def _expand_lists(sql: str, lists: Iterable[str], values: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Return ``sql`` with a parameter for each value of its lists, and the values by these.
+
+    A list of up to ``MAX_KEYS`` is padded to a power of two, so that few statements are prepared.
+    """
+    for name in lists:
+        keys = values.get(name)
+        if keys is None:  # of a condition that is left out
+            continue
+        count = 1 << (len(keys) - 1).bit_length() if 0 < len(keys) <= MAX_KEYS else len(keys)
+        padded = [*keys, *[keys[-1]] * (count - len(keys))] if keys else []
+        named = {f"{name}_{index}": key for index, key in enumerate(padded)}
+        sql = sql.replace(f"IN (:{name})", f"IN ({', '.join(f':{key}' for key in named)})")
+        values = values | named
+    return sql, values
 
 
 class SqliteDatabase:
@@ -147,10 +165,16 @@ class SqliteDatabase:
         self.connection = connection
         self.execute = connection.execute
 
-    def run(self, sql: str, /, **values: Any) -> sqlite3.Cursor:
+    def run(self, statement: Statement | str, /, **values: Any) -> sqlite3.Cursor:
         """See :class:`.schema.Database`."""
-        statement, names = _bind_by_position(sql)
-        return self.connection.execute(statement, [values[name] for name in names])
+        if isinstance(statement, str):
+            sql, names = _bind_by_position(statement)
+            return self.connection.execute(sql, [values[name] for name in names])
+        sql = statement.render("sqlite", values)
+        if statement.lists:
+            sql, values = _expand_lists(sql, statement.lists, values)
+        sql, names = _bind_by_position(sql)
+        return self.connection.execute(sql, statement.get_values(names, values))
 
     @contextmanager
     def open_sqlalchemy(self) -> Iterator[Connection]:
@@ -318,9 +342,9 @@ class SqliteSession:
             os.close(os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
 
     def _check_same_store(self, database: SqliteDatabase) -> None:
-        for version, usable_from in database.run(SELECT_VERSION):
+        for version, usable_from in database.run(meta.SQL.read_version):
             check_still_usable(version, usable_from)
-        store_id = sql.read_store_id(database)
+        store_id = meta.read_store_id(database)
         if store_id != self._file.store_id:
             raise StoreMismatchError(
                 f"{self._path} is now another store ({store_id}) than the one that was opened ({self._file.store_id})",
@@ -390,6 +414,7 @@ class SqliteSession:
 
 def _open_empty_store() -> sqlite3.Connection:
     connection = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
+    # Built, not in a file: what the tables are is in the migrations alone, and these take 150 ms to run.
     for table, columns in TABLES.items():
         connection.execute(f"CREATE TABLE {table} ({', '.join(columns)})")
     connection.execute(f"CREATE TABLE {VERSION_TABLE} AS SELECT '{CURRENT_VERSION}' AS version_num")

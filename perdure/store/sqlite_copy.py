@@ -1,4 +1,7 @@
-"""A SQLite file as source or target of a copy (:mod:`.copies`)."""
+"""A SQLite file as source or target of a copy (:mod:`.copies`).
+
+Statements of any table are built here, of the names of the schema: a file would have each of them 24 times.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +12,15 @@ from typing import Any, TypeVar
 
 from . import migrations
 from .copies import COPIED_TABLES, PAGE_BYTES, PAGE_ROWS, Identity, Row, build_finished_error, build_occupied_error
+from .meta import assign_store_id
 from .schema import TABLES, as_bytes
-from .sql import assign_store_id
 from .sqlite import is_current, list_tables, parse_sqlite_url, upgrade_schema
 from .sqlite_connection import SQLITE_FAILURES, SqliteDatabase, SqliteSession, StoreFile, translate_sqlite_failure
+from .statements import load_statements
 
+SQL = load_statements("copies")
 T = TypeVar("T")
 
-IS_UNFINISHED = "SELECT 1 FROM meta WHERE usable_from = ?"
 _WRITER_SECONDS = 60.0
 """Time to wait for the transaction of another process."""
 
@@ -58,9 +62,7 @@ class SqliteEnd:
         if migrations.VERSION_TABLE not in list_tables(database := SqliteDatabase(connection)):
             is_current(database)  # raises the error for another program's file
             return None
-        row = connection.execute(
-            f"SELECT store_id, created_at, usable_from, version_num FROM {migrations.VERSION_TABLE} JOIN meta"  # noqa: S608  # a constant
-        ).fetchone()
+        row = database.run(SQL.read_identity).fetchone()
         self._data_version = _read_data_version(connection)
         return None if row is None else Identity(*row)
 
@@ -118,12 +120,8 @@ class SqliteEnd:
             for table in COPIED_TABLES:
                 if database.run(f"SELECT 1 FROM {table} LIMIT 1").fetchone() is not None:  # noqa: S608  # a constant
                     raise build_occupied_error(self.place, store_id)
-            database.run(
-                "UPDATE meta SET store_id = :store_id, created_at = :created_at, usable_from = :unfinished",
-                store_id=identity.store_id,
-                created_at=identity.created_at,
-                unfinished=unfinished,
-            )
+            names = {"store_id": identity.store_id, "created_at": identity.created_at}
+            database.run(SQL.begin_copy, **names, unfinished=unfinished)
 
         session = SqliteSession(StoreFile(self._path, create=True), write=True, busy_timeout=_WRITER_SECONDS)
         try:
@@ -150,13 +148,14 @@ class SqliteEnd:
 
     async def finish(self, usable_from: str) -> None:
         """See :class:`.copies.CopyEnd`."""
-        self._write(lambda connection: connection.execute("UPDATE meta SET usable_from = ?", (usable_from,)))
+        self._write(lambda connection: SqliteDatabase(connection).run(SQL.finish_copy, usable_from=usable_from))
 
     def _write(self, work: Callable[[sqlite3.Connection], Any]) -> None:
         def write(connection: sqlite3.Connection) -> None:
             connection.execute("BEGIN IMMEDIATE")
             try:
-                if connection.execute(IS_UNFINISHED, (migrations.UNFINISHED_COPY,)).fetchone() is None:
+                database = SqliteDatabase(connection)
+                if database.run(SQL.find_unfinished, unfinished=migrations.UNFINISHED_COPY).fetchone() is None:
                     raise build_finished_error(self.place)
                 work(connection)
                 connection.execute("COMMIT")

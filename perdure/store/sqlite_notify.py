@@ -78,7 +78,7 @@ class EventWatcher:
         self._last_change_at = self._last_waiter_at = 0.0
 
     async def wait_for_event(self, context_id: str, after: int, timeout: float) -> int:
-        """See :class:`perdure.ports.EventLog`."""
+        """See :class:`perdure.ports.store.EventLog`."""
         waiter = self._add_waiter(context_id, after)
         try:
             # After the registration: events committed before this read are seen by it, later ones by the thread.

@@ -11,27 +11,21 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import StoreError
-from . import is_sqlite_url, migrations
+from . import is_sqlite_url, memory, meta, migrations
+from .encrypted_bodies import build_key_counts_select, group_by_key
 from .objects import RECORD_NAME, read_owner
 from .schema import TABLES
-from .sqlite import parse_sqlite_url
-from .sqlite_connection import SQLITE_FAILURES, translate_sqlite_failure
-from .surfaces import build_key_counts_select, group_by_key
+from .sqlite import list_tables, parse_sqlite_url
+from .sqlite_connection import SQLITE_FAILURES, SqliteDatabase, translate_sqlite_failure
+from .statements import Statement, load_statements
 
+SQL = load_statements("status")
 COUNTED_BYTES = 64 * 1024 * 1024
 """The rows of a larger table are estimated on PostgreSQL, which counts by reading all of it."""
 
-SELECT_IDENTITY = f"""
-    SELECT version_num, store_id, created_at, usable_from
-    FROM {migrations.VERSION_TABLE} LEFT JOIN meta ON true"""  # noqa: S608  # a constant
-# One by one: SQLite reads the whole index for both at once.
-SELECT_RUN_TIMES = "SELECT (SELECT min(created_at) FROM runs), (SELECT max(created_at) FROM runs)"
-SELECT_BLOB_LOCATION = f"SELECT value FROM memory WHERE namespace = '{RECORD_NAME[0]}' AND key = '{RECORD_NAME[1]}'"  # noqa: S608  # a constant
-SELECT_POSTGRES_SIZES = """
-    SELECT relname, reltuples, pg_total_relation_size(oid) FROM pg_class
-    WHERE relkind IN ('r', 'p') AND pg_table_is_visible(oid)"""
 
-Fetch = Callable[[str], Awaitable[list[Any]]]
+Fetch = Callable[..., Awaitable[list[Any]]]
+"""Runs a statement with the values of its parameters, and returns its rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,11 +90,12 @@ async def _read_sqlite_status(url: str, blob_url: str | None, counts: bool) -> S
         raise _build_missing_error(str(path))
     try:
         with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True, isolation_level=None)) as connection:
+            database = SqliteDatabase(connection)
 
-            async def fetch(sql: str) -> list[Any]:
-                return connection.execute(sql).fetchall()
+            async def fetch(statement: Statement | str, **values: Any) -> list[Any]:
+                return database.run(statement, **values).fetchall()
 
-            names = {name for (name,) in await fetch("SELECT name FROM sqlite_master WHERE type = 'table'")}
+            names = set(list_tables(database))
             files = (path, path.with_name(f"{path.name}-wal"))
             size = sum(file.stat().st_size for file in files if file.exists())
             server = f"SQLite {sqlite3.sqlite_version}"
@@ -116,15 +111,21 @@ async def _read_sqlite_status(url: str, blob_url: str | None, counts: bool) -> S
 
 
 async def _read_postgres_status(url: str, blob_url: str | None, counts: bool) -> StoreStatus:
-    from .postgres_connection import open_connection, parse_postgres_url
+    from .postgres_connection import bind_statement, open_connection, parse_postgres_url
 
     address = parse_postgres_url(url)
     async with open_connection(address) as connection:
-        fetch: Fetch = connection.fetch
-        sizes = await fetch(SELECT_POSTGRES_SIZES)
+
+        async def fetch(statement: Statement | str, **values: Any) -> list[Any]:
+            sql, arguments = bind_statement(statement, values)
+            rows: list[Any] = await connection.fetch(sql, *arguments)
+            return rows
+
+        postgres_sql = load_statements("postgres")
+        sizes = await fetch(postgres_sql.list_table_sizes)
         tables = {row[0]: row for row in sizes if row[0] in TABLES or row[0] == migrations.VERSION_TABLE}
         size = sum(row[2] for row in tables.values())
-        [(server,)] = await fetch("SELECT 'PostgreSQL ' || current_setting('server_version')")
+        [(server,)] = await fetch(postgres_sql.read_server)
         status = await _read_status(fetch, address.place, "postgresql", server, size, blob_url, set(tables))
         for table in (table for table in TABLES if table in tables and counts):
             _, estimate, table_bytes = tables[table]
@@ -141,9 +142,9 @@ async def _read_status(
 ) -> StoreStatus:
     if migrations.VERSION_TABLE not in tables:
         raise _build_missing_error(place)
-    [(version, store_id, created_at, usable_from)] = await fetch(SELECT_IDENTITY)
-    [(oldest, newest)] = await fetch(SELECT_RUN_TIMES)
-    location = await fetch(SELECT_BLOB_LOCATION)
+    [(version, usable_from, store_id, created_at)] = await fetch(meta.SQL.read_identity)
+    [(oldest, newest)] = await fetch(SQL.read_run_times)
+    location = await fetch(memory.SQL.recall, namespace=RECORD_NAME[0], key=RECORD_NAME[1])
     recorded_url = json.loads(location[0][0])["url"] if location else None
     return StoreStatus(
         place=place,

@@ -18,7 +18,7 @@ from ..types.messages import Message, ToolResultPart, encode_canonical, parse_me
 from .chain import Chain, decode_node
 
 if TYPE_CHECKING:
-    from ..ports import Node, Transcripts
+    from ..ports.store import Node, Transcripts
 
 UNFINISHED_RESULT = "Forked: this call had not finished when the conversation was forked. It may have happened or not."
 

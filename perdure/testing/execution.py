@@ -30,7 +30,7 @@ from ..calls.call import ActivityCall, ActivityOutput, ModelCall, parse_call
 from ..calls.heartbeat import AttemptValues, passing_on
 from ..calls.interceptor import attach_search_attributes
 from ..calls.retries import decide_attempt
-from ..ports import timestamp
+from ..ports.times import timestamp
 from ..temporal.errors import ACCEPTED_UPDATE_ENDED
 from ..types.interface import SEARCH_ATTRIBUTES, WORKFLOW_TYPE
 from ..types.limits import HEARTBEAT_SECONDS

@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import BadRequestError, ProviderError
-from ..ports import Completed, ModelRequest, StreamEvent, TextDelta, ThinkingDelta, ToolCallDelta, test_seams
+from ..ports import test_seams
+from ..ports.model import Completed, ModelRequest, StreamEvent, TextDelta, ThinkingDelta, ToolCallDelta
 from ..ports.test_seams import POINTS, Point
 from ..types.interface import FINISH_TOOL
 from ..types.messages import Part, TextPart, ThinkingPart, ToolCallPart, ToolResultPart, Usage

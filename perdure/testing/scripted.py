@@ -26,7 +26,8 @@ from ..client.turn import Turn
 from ..errors import ProviderError
 from ..local_engine.agent import Agent
 from ..local_engine.engine import local
-from ..ports import ModelRequest, Provider, Store, StreamEvent
+from ..ports.model import ModelRequest, Provider, StreamEvent
+from ..ports.store import Store
 from ..ports.test_seams import fake_models, fake_servers
 from ..tools import Tool
 from ..types.interface import OutputT, Response

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, overload
 
 from typing_extensions import TypedDict, Unpack
 
-from .. import ports
 from ..context.run_context import (
     ContextT,
     ContextT_contra,
@@ -35,7 +34,8 @@ from .approvals import Approval, takes_call_and_context
 from .signature import Arguments, read_signature
 
 if TYPE_CHECKING:
-    from ..ports import Toolset, ToolSpec
+    from ..ports.model import ToolSpec
+    from ..ports.toolset import Toolset
 
 NeedsApproval = bool | Approval | Callable[..., Any]
 """A function ``(call, ctx)``, sync or async, returns a boolean, an ``Approval``, or None for no approval."""
@@ -120,7 +120,9 @@ class Tool(Generic[P, ReturnT, ContextT_contra]):
     @property
     def spec(self) -> ToolSpec:
         """The tool as the model sees it."""
-        return ports.ToolSpec(self.name, self.description, self.parameters)
+        from ..ports.model import ToolSpec
+
+        return ToolSpec(self.name, self.description, self.parameters)
 
     def validate(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Convert the model's arguments to keyword arguments of ``fn``. Raises ``ArgumentsError``."""
@@ -331,13 +333,16 @@ class ToolsetTool(ExternalTool):
 
 def pin_tool(toolset: Toolset, listed: Any) -> PinnedTool:
     """Build the entry of a run's list for ``listed``. Raises ``DefinitionError`` for what a toolset may not list."""
+    from ..ports.model import ToolSpec
+    from ..ports.toolset import ListedTool
+
     fault = f"toolset {toolset.name!r} lists {listed!r:.200}"
     spec = listed.spec if isinstance(listed, Tool) else listed
-    if not isinstance(spec, ports.ToolSpec):
+    if not isinstance(spec, ToolSpec):
         hint = 'A toolset lists tools, or ListedTool("name", "description", {"type": "object", …}).'
         raise DefinitionError(fault, hint=hint)
     options, timeout = dict[str, Any](), None
-    if isinstance(listed, ports.ListedTool):
+    if isinstance(listed, ListedTool):
         options, timeout = {"idempotent": listed.idempotent, "inline": listed.inline}, listed.timeout
         options["provisional"] = listed.provisional
     elif isinstance(listed, Tool):
@@ -377,6 +382,8 @@ def pin_tools(toolset: Toolset, listed: Sequence[Any]) -> tuple[list[tuple[Pinne
     Of tools whose names are equal as models can call them, one keeps the name and the others get a suffix; which one
     does not depend on the order. Raises ``DefinitionError`` as :func:`pin_tool`.
     """
+    from ..ports.model import ToolSpec
+
     pinned: dict[str, tuple[PinnedTool, Any]] = {}
     left_out: dict[str, str] = {}
     for one in listed:
@@ -384,7 +391,7 @@ def pin_tools(toolset: Toolset, listed: Sequence[Any]) -> tuple[list[tuple[Pinne
         name = getattr(spec, "name", None)
         if isinstance(name, str) and name in pinned:
             left_out[name] = "the toolset lists another tool of this name"
-        elif isinstance(spec, ports.ToolSpec) and (flaw := _find_listed_flaw(spec)) is not None:
+        elif isinstance(spec, ToolSpec) and (flaw := _find_listed_flaw(spec)) is not None:
             left_out[str(name)] = flaw
         else:
             pinned[str(name)] = pin_tool(toolset, one), one

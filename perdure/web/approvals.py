@@ -14,7 +14,8 @@ from starlette.responses import Response
 from ..client.pages import InboxEntry, list_wait_page
 from ..client.progress import refuse_without_worker
 from ..errors import InvalidInputError, PerdureError, RunNotFoundError
-from ..ports import RunRow, WaitRow
+from ..ports.store import RunRow
+from ..ports.waits import WaitRow
 from ..types.approvals import DecidedApproval, OnExpiry, PendingKind
 from ..types.messages import CALL_ID_CHARS, NAME_CHARS, RUN_ID_CHARS
 from .auth import Resource

@@ -21,8 +21,7 @@ from starlette.requests import HTTPConnection
 
 from ..client.handles import ClientHandle
 from ..errors import InvalidInputError, PerdureError, StoreError
-from ..ports.store import format_utc_now
-from ..ports.surfaces import add_seconds
+from ..ports.times import add_seconds, format_utc_now
 from ..ports.tokens import ROLES as ROLES
 from ..ports.tokens import TOKEN_PREFIX, TokenRow, is_secret_of, parse_token
 from ..ports.tokens import Role as Role

@@ -24,8 +24,7 @@ from starlette.types import Receive, Scope, Send
 
 from ..artifacts import Artifact
 from ..errors import InvalidInputError
-from ..ports import Blob, Commit, Store
-from ..ports.store import record_file
+from ..ports.store import Blob, Commit, Store, record_file
 from ..types.events import decode_event
 from ..types.interface import Response as RunResponse
 from ..types.messages import (

@@ -9,8 +9,7 @@ from pydantic import BaseModel, Field, JsonValue
 
 from ..client.fork import MEMO_FORK
 from ..errors import RunExistsError
-from ..ports import Blob
-from ..ports.store import move_text_to_blob
+from ..ports.store import Blob, move_text_to_blob
 from ..types.interface import LABELS, Override
 from ..types.messages import NAME_CHARS, RUN_ID_CHARS, Message, Part, TextPart, ToolResultPart
 from .admission import admit_start

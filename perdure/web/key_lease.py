@@ -15,7 +15,7 @@ from typing import Literal
 
 from ..client.tasks import background_task
 from ..errors import StoreError
-from ..ports import Store
+from ..ports.store import Store
 from .problems import WebError
 
 IDEMPOTENCY_HOURS = 24
@@ -37,7 +37,7 @@ class KeyLease:
         """The recorded answer, after ``claim`` has returned ``done``."""
 
     async def claim(self) -> Literal["new", "running", "done", "mismatch"]:
-        """Claim the key, or renew the lease: see :class:`perdure.ports.surfaces.IdempotencyClaim`."""
+        """Claim the key, or renew the lease: see :class:`perdure.ports.idempotency.IdempotencyClaim`."""
         asked_at, keep = asyncio.get_running_loop().time(), IDEMPOTENCY_HOURS * 3600.0
         claim = await self._store.claim_idempotency(
             self._key, self._hash, self.owner, lease_seconds=LEASE_SECONDS, keep_seconds=keep

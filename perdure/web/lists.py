@@ -20,7 +20,7 @@ from ..client.follow import list_child_runs
 from ..client.pages import MAX_PAGE, decode_cursor, encode_cursor, gather_bounded, list_run_page
 from ..client.visibility import RunSummary
 from ..errors import RunNotFoundError, TranscriptCorruptedError
-from ..ports import AgentRow, Store
+from ..ports.store import AgentRow, Store
 from ..types.messages import NAME_CHARS, FilePart, Message, OpaquePart, Part, ToolResultPart
 from .auth import Resource
 from .operations import Call, Input, Operation

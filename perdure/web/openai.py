@@ -19,7 +19,7 @@ from typing import Any
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from ..ports import AgentRow
+from ..ports.store import AgentRow
 from .auth import Resource
 from .lists import read_callable_agents
 from .openai_chat import create_chat_completion

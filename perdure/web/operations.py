@@ -32,8 +32,8 @@ from ..client.pages import TranscriptPages
 from ..client.run import Run
 from ..client.schedules import ScheduleStatus
 from ..errors import InvalidInputError, PerdureError, RunIdError, RunNotFoundError, ScheduleNotFoundError
-from ..ports import Blob, Commit, Store
-from ..ports.surfaces import IDEMPOTENCY_ANSWER_BYTES
+from ..ports.idempotency import IDEMPOTENCY_ANSWER_BYTES
+from ..ports.store import Blob, Commit, Store
 from ..types.interface import LABELS, WORKFLOW_TYPE
 from ..types.messages import RUN_ID_CHARS, BlobRef
 from ..types.run_ids import build_run_id_error, check_run_name

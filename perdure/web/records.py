@@ -16,8 +16,9 @@ from pydantic import BaseModel, Field
 
 from ..client.pages import decode_cursor, encode_cursor
 from ..errors import InvalidInputError, WebhookNotFoundError
-from ..ports.store import UsageFilter, UsageKey, UsageSum, timestamp
-from ..ports.surfaces import AuditRow
+from ..ports.audit import AuditRow
+from ..ports.times import timestamp
+from ..ports.usage import UsageFilter, UsageKey, UsageSum
 from ..types.messages import NAME_CHARS, RUN_ID_CHARS, clean_text
 from .auth import Resource, Verb, get_list_scope
 from .lists import Instant, PageQuery
@@ -59,7 +60,7 @@ class AuditQuery(PageQuery):
 
 
 class AuditEntry(BaseModel):
-    """A request that steers something, as :class:`perdure.ports.surfaces.AuditRow`."""
+    """A request that steers something, as :class:`perdure.ports.audit.AuditRow`."""
 
     id: str
     at: str
@@ -192,7 +193,7 @@ class UsageQuery(Input):
 
 
 class UsageTotals(BaseModel):
-    """Sums of model calls, as :class:`perdure.ports.store.UsageSum`."""
+    """Sums of model calls, as :class:`perdure.ports.usage.UsageSum`."""
 
     key: str | None = None
     """Missing for calls without a tenant, and in ``total``."""

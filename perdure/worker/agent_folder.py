@@ -13,7 +13,7 @@ from ..agent.agent_file import AGENT_FILE_SUFFIXES, load_spec
 from ..agent.spec import AgentSpec
 from ..calls.agents import Agents
 from ..errors import InvalidInputError, PerdureError
-from ..ports import Toolset
+from ..ports.toolset import Toolset
 
 logger = logging.getLogger("perdure.worker")
 

@@ -52,7 +52,8 @@ from ..context.auth import AuthFunction
 from ..errors import DefinitionError, RuntimeSetupError, StoreError
 from ..hooks import Hook, HookSet, validate_hooks
 from ..hooks.hook import evaluate_signature
-from ..ports import AgentRow, ModelRef, Provider, Store
+from ..ports.model import ModelRef, Provider
+from ..ports.store import AgentRow, Store
 from ..ports.test_seams import find_fake_model
 from ..providers.fallback import ModelChain, Throttle
 from ..providers.pricing import calculate_cost_usd

@@ -32,8 +32,8 @@ from temporalio.service import RPCError
 
 from ..calls.loop_watch import LoopWatch
 from ..errors import RuntimeSetupError, StoreError
-from ..ports import Store
-from ..ports.store import format_utc_now
+from ..ports.store import Store
+from ..ports.times import format_utc_now
 from ..temporal.errors import is_denied
 from ..temporal.task_queues import find_pollers
 from ..types.redaction import find_credentials, redact_credentials

@@ -38,7 +38,7 @@ from ..agent.spec import AgentSpec
 from ..context.auth import AuthFunction
 from ..errors import DefinitionError, ThreadsLostError
 from ..hooks import Hook, HookSet
-from ..ports import Store
+from ..ports.store import Store
 from ..store.cache import CACHE_BYTES
 from ..tools import Tool
 from ..types.limits import HEARTBEAT_SECONDS, RateLimit

@@ -23,8 +23,9 @@ from ..agent.spec import AgentSpec
 from ..calls.agents import Agents
 from ..embedded.diagnosis import Finding, check_search_attributes
 from ..errors import PerdureError
-from ..ports import RunRow, Store, WaitRow
+from ..ports.store import RunRow, Store
 from ..ports.test_seams import find_fake_model
+from ..ports.waits import WaitRow
 from ..providers.registry import get_provider
 from ..store.status import read_store_status
 from ..tools import format_error

@@ -48,9 +48,10 @@ from ..client.pages import gather_bounded
 from ..client.visibility import RUNS_QUERY, list_executions
 from ..client.webhook_subscriptions import build_delivery_id, build_message_id, label_task, open_secrets, start_delivery
 from ..errors import InvalidInputError, RunNotFoundError, ServerUnreachableError, StoreError, StoreMismatchError
-from ..ports import Store, timestamp
-from ..ports.surfaces import OutboxRow, add_seconds
+from ..ports.outbox import OutboxRow
+from ..ports.store import Store
 from ..ports.test_seams import reach_point
+from ..ports.times import add_seconds, timestamp
 from ..ports.webhooks import WEBHOOK_TARGET, DeliveryRow, WebhookRow
 from ..types.events import Event, RunEvent, TurnEvent, decode_event
 from ..types.interface import LABELS

@@ -22,7 +22,7 @@ from ..context.auth import AuthFunction
 from ..embedded.diagnosis import Finding
 from ..errors import RuntimeSetupError, StoreError
 from ..hooks import Hook, HookSet
-from ..ports import Toolset
+from ..ports.toolset import Toolset
 from ..store.cache import CACHE_BYTES
 from ..temporal.namespaces import check_namespace
 from ..tools import Tool

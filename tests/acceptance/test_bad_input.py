@@ -27,7 +27,7 @@ from perdure.errors import (
     StoreError,
     StoreVersionError,
 )
-from perdure.ports import ModelRequest
+from perdure.ports.model import ModelRequest
 from perdure.providers.openai_chat import OpenAIChat
 from perdure.testing import ScriptedProvider, call
 from tests.servers.model_server import OpenAIServer

@@ -16,7 +16,7 @@ import pytest
 from perdure import Agent, Compaction, Message, tool
 from perdure.calls.compaction import SUMMARY_PROMPT
 from perdure.errors import ContextLengthError
-from perdure.ports import Completed, ModelRequest
+from perdure.ports.model import Completed, ModelRequest
 from perdure.providers.anthropic_request import encode_request
 from perdure.testing import ScriptedProvider
 from perdure.types.messages import Part, TextPart, ThinkingPart, ToolCallPart, Usage

@@ -20,7 +20,7 @@ from pydantic import BaseModel
 from perdure import Agent, Compaction, Limits, Message, Run, Step, Veto, hook, tool
 from perdure.errors import PerdureError, StoreError
 from perdure.hooks import Hook
-from perdure.ports import Completed, ModelRequest
+from perdure.ports.model import Completed, ModelRequest
 from perdure.ports.test_seams import Point
 from perdure.store import Chain
 from perdure.testing import MemoryStore, at, scripted

@@ -13,7 +13,7 @@ from temporalio.api.history.v1 import HistoryEvent
 
 from perdure import Agent, Client, tool
 from perdure.loop.payload_limits import PAST_TURNS
-from perdure.ports import ModelRequest
+from perdure.ports.model import ModelRequest
 from perdure.testing import ScriptedProvider
 from perdure.types.messages import ToolCallPart
 from perdure.types.wire import CLOSE_ACTIVITY, MODEL_ACTIVITY

@@ -15,7 +15,7 @@ import pytest
 
 from perdure import Agent, Message, Run, ToolContext, Turn, tool
 from perdure.loop.transcript import list_open_calls
-from perdure.ports import ModelRequest
+from perdure.ports.model import ModelRequest
 from perdure.testing import ScriptedProvider
 from perdure.types.messages import ToolCallPart, ToolResultPart
 from tests.support.checks import assert_closed, users

@@ -17,7 +17,7 @@ from temporalio.service import RPCError
 from perdure import Agent, Client, Run, tool
 from perdure.client.inbox import list_pending_calls_of_run
 from perdure.errors import ServerUnreachableError
-from perdure.ports import ModelRequest
+from perdure.ports.model import ModelRequest
 from perdure.testing import ScriptedProvider, call
 from perdure.worker.plugin import TaskBoundRunner
 from tests.acceptance.query_reproduction import reproduce

@@ -15,7 +15,7 @@ from perdure import Agent, Client, Run, tool
 from perdure.embedded.home import Home
 from perdure.embedded.server import ensure_server, stop_server
 from perdure.errors import InvalidInputError, TranscriptCorruptedError
-from perdure.ports import ModelRequest
+from perdure.ports.model import ModelRequest
 from perdure.store.administration import copy_store
 from perdure.testing import ScriptedProvider
 from perdure.types.interface import Status

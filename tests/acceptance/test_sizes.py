@@ -15,7 +15,7 @@ from perdure.embedded import server
 from perdure.embedded.home import Home
 from perdure.embedded.server import ensure_server, stop_server
 from perdure.errors import InvalidInputError, RunNotFoundError
-from perdure.ports import Completed, ModelRequest
+from perdure.ports.model import Completed, ModelRequest
 from perdure.testing import ScriptedProvider, call
 from perdure.types.messages import TextPart, ToolCallPart, encode_canonical
 from tests.support.checks import assert_closed, results

@@ -16,7 +16,7 @@ from temporalio.api.workflowservice.v1 import DeleteWorkflowExecutionRequest
 from perdure import Agent, Client, tool
 from perdure.client.pages import encode_cursor
 from perdure.errors import InvalidInputError
-from perdure.ports import AgentRow, Commit, RunRow
+from perdure.ports.store import AgentRow, Commit, RunRow
 from perdure.testing import ScriptedProvider, call
 from perdure.web.app import WebOptions, create_app
 from tests.support.engine import ON_BOTH_STORES, Engine

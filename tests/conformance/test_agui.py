@@ -12,7 +12,7 @@ import pytest
 
 from perdure import Agent, Client, ToolContext, tool
 from perdure.errors import AuthenticationError, RateLimitError
-from perdure.ports import Completed, ModelRequest, StreamEvent, TextDelta, ThinkingDelta, ToolCallDelta
+from perdure.ports.model import Completed, ModelRequest, StreamEvent, TextDelta, ThinkingDelta, ToolCallDelta
 from perdure.testing import ScriptedProvider, call
 from perdure.types.messages import TextPart, ThinkingPart
 from tests.support.engine import Engine

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from perdure import Agent, tool
-from perdure.ports import ModelRequest
+from perdure.ports.model import ModelRequest
 from perdure.testing import ScriptedProvider, call
 from tests.docs.pages import Page
 from tests.support import npm

@@ -14,7 +14,7 @@ from starlette.applications import Starlette
 
 from perdure import Agent, Client, ToolContext, callback_tool, tool
 from perdure.errors import AuthenticationError, RateLimitError
-from perdure.ports import Completed, ModelRequest, StreamEvent, TextDelta, ThinkingDelta, ToolCallDelta
+from perdure.ports.model import Completed, ModelRequest, StreamEvent, TextDelta, ThinkingDelta, ToolCallDelta
 from perdure.testing import ScriptedProvider, call
 from perdure.types.messages import TextPart, ThinkingPart
 from perdure.web.app import build_web

@@ -11,7 +11,7 @@ from pydantic import BaseModel, Field
 from perdure import Agent, Approval, Limits, allow, ask, deny, hook, tool
 from perdure.agent.definition import build_agent_row
 from perdure.console.agents import build_agent_view, build_schema, compare_definitions, describe_approval
-from perdure.ports import AgentRow
+from perdure.ports.store import AgentRow
 from perdure.testing import ScriptedProvider
 from perdure.worker.engine import record_agents
 from tests.console.test_hostile import TEXT, check_page

@@ -17,7 +17,8 @@ import pytest
 from perdure import Agent, Client
 from perdure.console import audit as audit_page
 from perdure.console.audit import defuse_cell
-from perdure.ports import AuditRow, Commit, RunRow
+from perdure.ports.audit import AuditRow
+from perdure.ports.store import Commit, RunRow
 from perdure.testing import ScriptedProvider
 from tests.console.test_access import pay_service
 from tests.console.test_hostile import HOSTILE, TEXT, check_page

@@ -11,7 +11,8 @@ import pytest
 
 from perdure import Agent
 from perdure.console.charts import Column, build_plot, round_up
-from perdure.ports import Commit, Outcome, RunRow, Store, UsageRow
+from perdure.ports.store import Commit, Outcome, RunRow, Store
+from perdure.ports.usage import UsageRow
 from perdure.store.sqlite import SqliteStore
 from perdure.testing import ScriptedProvider
 from tests.console.test_hostile import TEXT, check_page

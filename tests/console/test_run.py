@@ -19,7 +19,7 @@ from perdure.console.texts import render_time
 from perdure.console.transcript import CallBlock, ReplyBlock, Transcript, read_window
 from perdure.console.waterfall import build_waterfall
 from perdure.errors import RateLimitError
-from perdure.ports import Completed, ModelRequest, StreamEvent, TextDelta, ThinkingDelta
+from perdure.ports.model import Completed, ModelRequest, StreamEvent, TextDelta, ThinkingDelta
 from perdure.testing import ScriptedProvider, call, finish
 from perdure.types.events import ModelCompleted, ModelDelta, ModelRetracted, ModelStarted
 from perdure.types.messages import TextPart, ThinkingPart

@@ -12,8 +12,7 @@ import pytest
 from perdure import Agent, Client
 from perdure.client.webhook_subscriptions import Webhook
 from perdure.console.webhooks import shorten_url
-from perdure.ports.store import format_utc_now
-from perdure.ports.surfaces import add_seconds
+from perdure.ports.times import add_seconds, format_utc_now
 from perdure.ports.webhooks import DeliveryRow
 from perdure.testing import ScriptedProvider
 from perdure.worker import webhook_delivery as deliveries

@@ -10,7 +10,7 @@ import pytest
 from perdure import Agent, Approval, Run, RunContext, allow, ask, deny, hook, tool
 from perdure.client.inbox import PendingCall
 from perdure.errors import ApprovalDecidedError, ApprovalExpiredError, InvalidInputError
-from perdure.ports import ModelRequest
+from perdure.ports.model import ModelRequest
 from perdure.testing import ScriptedProvider, call
 from perdure.types.events import ApprovalDecided, ApprovalRequested
 from perdure.types.interface import Status

@@ -12,7 +12,7 @@ from perdure import Agent, Run, tool
 from perdure.client.audit import audit_caller
 from perdure.client.client import Client
 from perdure.errors import ApprovalDecidedError, InvalidInputError, PerdureError, StoreError
-from perdure.ports import AuditRow
+from perdure.ports.audit import AuditRow
 from perdure.testing import call, scripted
 from perdure.testing.store import MemoryStore
 from tests.support.wait import eventually

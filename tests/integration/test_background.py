@@ -12,7 +12,7 @@ from perdure import Agent, Client, Limits, Run, Veto, ask, background, deny, hoo
 from perdure.client.inbox import list_pending_calls_of_run
 from perdure.errors import InvalidInputError, RunCancelledError
 from perdure.loop import background as probes
-from perdure.ports import ModelRequest
+from perdure.ports.model import ModelRequest
 from perdure.testing import ScriptedProvider, call
 from perdure.types.events import ToolStarted
 from perdure.types.interface import WORKFLOW_TYPE

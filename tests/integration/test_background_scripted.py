@@ -10,7 +10,7 @@ import pytest
 
 from perdure import Agent, Run, background
 from perdure.errors import DefinitionError, RunCancelledError
-from perdure.ports import ModelRequest
+from perdure.ports.model import ModelRequest
 from perdure.testing import Script, call, scripted
 from tests.support.checks import assert_closed, results, users
 from tests.support.children import find_child_id

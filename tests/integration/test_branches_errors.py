@@ -10,7 +10,7 @@ import pytest
 
 from perdure import Agent, Step, hook
 from perdure.errors import BranchError, HookError, ParseError
-from perdure.ports import ModelRequest
+from perdure.ports.model import ModelRequest
 from perdure.testing import ScriptedProvider, call, finish
 from tests.support.branches import Score, answer, boss, echo, judge, requests, said
 from tests.support.checks import assert_closed, results, users

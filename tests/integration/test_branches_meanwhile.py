@@ -11,7 +11,7 @@ import pytest
 from perdure import Agent, Client, Compaction, Limits, Message, Run, RunContext, Step, hook
 from perdure.cli.show import format_activity
 from perdure.errors import BranchError, ContextLengthError, RunCancelledError
-from perdure.ports import ModelRequest
+from perdure.ports.model import ModelRequest
 from perdure.testing import ScriptedProvider, call, replay
 from tests.support.branches import answer, boss, echo, requests, said
 from tests.support.checks import assert_closed, results, users

@@ -11,7 +11,7 @@ import pytest
 
 from perdure import Agent, Client, Limits, Response, Run, tool
 from perdure.errors import OutputLimitError, ProviderServerError
-from perdure.ports import Completed, ModelRequest, Provider
+from perdure.ports.model import Completed, ModelRequest, Provider
 from perdure.providers import Anthropic, Google, OpenAIChat, OpenAIResponses, register_provider, registry
 from perdure.testing import ScriptedProvider, call
 from perdure.types.events import ModelCompleted

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from perdure import Agent, Client, callback_tool, hook, tool
-from perdure.ports import Completed
+from perdure.ports.model import Completed
 from perdure.testing import scripted
 from perdure.tools import Tool
 from perdure.types.events import ModelCompleted, ModelDelta, ToolCompleted

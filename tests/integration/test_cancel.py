@@ -11,7 +11,7 @@ import pytest
 
 from perdure import Agent, Client, Message, Run, tool
 from perdure.errors import RunCancelledError
-from perdure.ports import ModelRequest
+from perdure.ports.model import ModelRequest
 from perdure.testing import ScriptedProvider, call
 from tests.support.checks import assert_closed, results, users
 from tests.support.engine import Engine

@@ -15,7 +15,7 @@ from perdure.cli.chat.requests import AnswerEntry, ApprovalEntry
 from perdure.cli.chat.terminal import LiveTurn
 from perdure.client.decisions import RunWait
 from perdure.errors import ApprovalDecidedError, InvalidInputError
-from perdure.ports import ModelRequest
+from perdure.ports.model import ModelRequest
 from perdure.testing import ScriptedProvider, call
 from tests.support.checks import users
 from tests.support.children import find_child_id

@@ -9,7 +9,7 @@ import pytest
 
 from perdure import Agent, tool
 from perdure.errors import AuthenticationError
-from perdure.ports import ModelRequest
+from perdure.ports.model import ModelRequest
 from perdure.testing import ScriptedProvider, call
 from tests.support.checks import users
 from tests.support.commands import Commands

@@ -8,7 +8,7 @@ import pytest
 
 from perdure import Agent, tool
 from perdure.errors import AuthenticationError, TranscriptCorruptedError
-from perdure.ports import ModelRequest
+from perdure.ports.model import ModelRequest
 from perdure.testing import ScriptedProvider, call, fail
 from tests.support.checks import users
 from tests.support.commands import Commands

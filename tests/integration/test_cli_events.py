@@ -10,7 +10,7 @@ import pytest
 
 from perdure import Agent, tool
 from perdure.errors import AuthenticationError
-from perdure.ports import Completed, ModelRequest, StreamEvent, TextDelta
+from perdure.ports.model import Completed, ModelRequest, StreamEvent, TextDelta
 from perdure.testing import ScriptedProvider, call
 from perdure.types.messages import TextPart
 from tests.support.commands import Commands

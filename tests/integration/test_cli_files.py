@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from perdure import Agent, File, tool
-from perdure.ports import ModelRequest
+from perdure.ports.model import ModelRequest
 from perdure.testing import ScriptedProvider, call
 from perdure.types.messages import iter_file_parts
 from tests.support.commands import Commands

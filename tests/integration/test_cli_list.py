@@ -8,7 +8,8 @@ import pytest
 
 from perdure import Agent
 from perdure.errors import InvalidInputError
-from perdure.ports import Commit, EventBatch, ModelRequest, NewEvent, RunRow, build_batch_token
+from perdure.ports.model import ModelRequest
+from perdure.ports.store import Commit, EventBatch, NewEvent, RunRow, build_batch_token
 from perdure.store.sqlite import SqliteStore
 from perdure.testing import ScriptedProvider, call
 from perdure.testing.fake_service import InProcessService

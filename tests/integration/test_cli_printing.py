@@ -11,7 +11,7 @@ from temporalio.client import ScheduleActionStartWorkflow, ScheduleSpec
 
 from perdure import Agent, File, tool
 from perdure.errors import AuthenticationError
-from perdure.ports import ModelRequest
+from perdure.ports.model import ModelRequest
 from perdure.testing import ScriptedProvider, call
 from tests.support.checks import steers
 from tests.support.commands import Commands

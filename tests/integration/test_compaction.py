@@ -14,7 +14,7 @@ from perdure.calls.compaction import SUMMARY_PROMPT
 from perdure.errors import AuthenticationError, ContextLengthError, RunCancelledError
 from perdure.loop.compaction import WINDOW_NOTE_ID, estimate_tokens
 from perdure.loop.transcript import SUMMARY_ID
-from perdure.ports import Completed, ModelRequest
+from perdure.ports.model import Completed, ModelRequest
 from perdure.testing import ScriptedProvider, at, call, scripted
 from perdure.types.messages import TextPart, ToolCallPart, Usage
 from tests.support.checks import assert_closed, users

@@ -22,7 +22,7 @@ from perdure.contrib.hooks import (
     warn_on_tokens,
 )
 from perdure.errors import DefinitionError, HookError
-from perdure.ports import Completed
+from perdure.ports.model import Completed
 from perdure.testing import ScriptedProvider, call
 from perdure.types.compaction import Compaction
 from perdure.types.messages import TextPart, ThinkingPart, Usage

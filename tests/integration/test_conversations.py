@@ -13,7 +13,7 @@ from temporalio.service import RPCError, RPCStatusCode
 
 from perdure import Agent, Message, tool
 from perdure.errors import AuthenticationError, InvalidInputError, RunCancelledError, RunClosedError, RunNotFoundError
-from perdure.ports import ModelRequest
+from perdure.ports.model import ModelRequest
 from perdure.testing import ScriptedProvider, call
 from perdure.types.interface import WORKFLOW_TYPE, UserMessage
 from tests.support.checks import users

@@ -13,7 +13,7 @@ import pytest
 
 from perdure.cli.demo.model import DemoModel
 from perdure.cli.demo.worker import Folder
-from perdure.ports import Completed, ModelRequest, StreamEvent, TextDelta, ToolSpec
+from perdure.ports.model import Completed, ModelRequest, StreamEvent, TextDelta, ToolSpec
 from perdure.providers.openai_chat import OpenAIChat
 from perdure.types.messages import Message, ToolResultPart
 

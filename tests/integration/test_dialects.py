@@ -24,7 +24,7 @@ from perdure.errors import (
     SettingsError,
     TruncatedStreamError,
 )
-from perdure.ports import Completed, ModelRequest, ToolSpec
+from perdure.ports.model import Completed, ModelRequest, ToolSpec
 from perdure.providers import Anthropic, OpenAIChat, OpenAIResponses
 from perdure.types.messages import Message, ThinkingPart, ToolCallPart
 from tests.servers.http import Answer, HttpServer, Request

@@ -16,7 +16,7 @@ from perdure import Agent, Client, PerdurePlugin, Run, ToolContext, callback_too
 from perdure.client import decisions, follow
 from perdure.client.inbox import list_pending_calls_of_run
 from perdure.errors import ApprovalDecidedError, InvalidInputError, NotWaitingYetError
-from perdure.ports import ModelRequest
+from perdure.ports.model import ModelRequest
 from perdure.testing import ScriptedProvider, call
 from perdure.types.approvals import DecidedApproval
 from perdure.types.events import Event

@@ -10,7 +10,7 @@ from temporalio.api.workflowservice.v1 import ResetWorkflowExecutionRequest
 
 from perdure import Client, Limits, Run
 from perdure.errors import BadRequestError, RunCancelledError, TranscriptCorruptedError
-from perdure.ports import ModelRequest
+from perdure.ports.model import ModelRequest
 from perdure.testing import call, fail
 from perdure.types.interface import Status
 from tests.integration.test_early import Held, looks, served, told

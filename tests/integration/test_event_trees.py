@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from perdure import Agent, Run, tool
-from perdure.ports import Completed, ModelRequest, StreamEvent, TextDelta
+from perdure.ports.model import Completed, ModelRequest, StreamEvent, TextDelta
 from perdure.testing import ScriptedProvider, call, scripted
 from perdure.types.events import Event, ModelCompleted, ModelDelta, RunEvent, ToolStarted, TurnEvent
 from perdure.types.messages import TextPart

@@ -11,7 +11,7 @@ import pytest
 
 from perdure import Agent, Run, background
 from perdure.cli.show import format_run_details, read_run_details, serialize_run_details
-from perdure.ports import ModelRequest
+from perdure.ports.model import ModelRequest
 from perdure.testing import ScriptedProvider, call
 from perdure.types.events import Event, ToolStarted
 from perdure.types.messages import Usage

@@ -9,7 +9,7 @@ import pytest
 
 from perdure import Agent, Client, ToolContext, tool
 from perdure.errors import PerdureError, RunNotFoundError, StoreMismatchError, TranscriptUnavailableError
-from perdure.ports import EventBatch, NewEvent
+from perdure.ports.store import EventBatch, NewEvent
 from perdure.testing import ScriptedProvider
 from perdure.types.events import MessageInjected, ModelCompleted, ModelDelta, RunEvent, TurnEvent
 from perdure.types.interface import WORKFLOW_TYPE

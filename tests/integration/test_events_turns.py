@@ -10,7 +10,7 @@ import pytest
 
 from perdure import Agent, tool
 from perdure.errors import AuthenticationError, PerdureError, RunNotFoundError, TranscriptUnavailableError
-from perdure.ports import Completed, ModelRequest, StreamEvent, ToolCallDelta
+from perdure.ports.model import Completed, ModelRequest, StreamEvent, ToolCallDelta
 from perdure.testing import ScriptedProvider, fail, scripted
 from perdure.testing import hang as hang_reply
 from perdure.types.events import MessageInjected, ModelDelta, TurnEvent

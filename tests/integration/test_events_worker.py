@@ -10,7 +10,7 @@ import pytest
 
 from perdure import Agent, Client, ToolContext, tool
 from perdure.errors import AuthenticationError, MaxIterationsError, PerdureError, RunCancelledError
-from perdure.ports import Completed, ModelRequest, StreamEvent, TextDelta
+from perdure.ports.model import Completed, ModelRequest, StreamEvent, TextDelta
 from perdure.testing import ScriptedProvider, call, cut, fail, hang, scripted
 from perdure.types.events import (
     ErrorEvent,

@@ -10,7 +10,7 @@ import pytest
 from perdure import Agent, Limits, hook
 from perdure.calls.retries import SILENT_ATTEMPTS, UNEXPECTED_ATTEMPTS
 from perdure.errors import ProviderServerError, ProviderTimeoutError, RetryLaterError
-from perdure.ports import ModelRequest
+from perdure.ports.model import ModelRequest
 from perdure.testing import ScriptedProvider, scripted
 from tests.servers.model_server import OpenAIServer, Reply, error
 from tests.support.engine import Engine

@@ -10,7 +10,7 @@ import pytest
 
 from perdure import Agent, Client, File, Message, Run, tool
 from perdure.errors import InvalidInputError, TranscriptUnavailableError
-from perdure.ports import ModelRequest
+from perdure.ports.model import ModelRequest
 from perdure.testing import ScriptedProvider, call
 from perdure.types.messages import FilePart, iter_file_parts
 from tests.support.engine import Engine

@@ -10,7 +10,7 @@ import pytest
 
 from perdure import Agent, Message, tool
 from perdure.errors import InvalidInputError, RunExistsError
-from perdure.ports import ModelRequest
+from perdure.ports.model import ModelRequest
 from perdure.store.transcripts import UNFINISHED_RESULT
 from perdure.testing import ScriptedProvider, call
 from perdure.types.messages import ToolCallPart

@@ -13,7 +13,7 @@ from temporalio.worker import Worker as TemporalWorker
 
 from perdure import Abort, Agent, File, Message, PerdurePlugin, RunContext, ToolContext, Veto, hook, tool
 from perdure.errors import AbortError, DefinitionError, HookError, RateLimitError
-from perdure.ports import ModelRequest
+from perdure.ports.model import ModelRequest
 from perdure.testing import ScriptedProvider, call
 from perdure.types.messages import TextPart, ToolCallPart, ToolResultPart
 from tests.support.checks import assert_closed, results, users

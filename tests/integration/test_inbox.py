@@ -16,7 +16,7 @@ from temporalio.worker import Worker as TemporalWorker
 from perdure import Agent, Approval, Client, PerdurePlugin, Run, ToolContext, Worker, callback_tool, tool
 from perdure.client.inbox import PendingCall, read_pending_memo
 from perdure.errors import ApprovalDecidedError
-from perdure.ports import ModelRequest
+from perdure.ports.model import ModelRequest
 from perdure.testing import ScriptedProvider, call
 from perdure.types.interface import WAITING_MEMO, WAITING_MEMO_BYTES, WAITING_MEMO_CALLS
 from tests.support.codec import Backwards

@@ -14,7 +14,7 @@ from temporalio.client import Client as TemporalClient
 
 from perdure import Agent, Client, Limits, Run, Worker, tool
 from perdure.errors import InvalidInputError, RuntimeSetupError
-from perdure.ports import ModelRequest
+from perdure.ports.model import ModelRequest
 from perdure.temporal import attributes as search_attributes
 from perdure.testing import ScriptedProvider, call
 from perdure.types.interface import (

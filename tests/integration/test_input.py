@@ -13,7 +13,7 @@ from pydantic import BaseModel, Field, field_validator
 from perdure import Agent
 from perdure.agent.xml import from_xml
 from perdure.errors import InvalidInputError
-from perdure.ports import ModelRequest
+from perdure.ports.model import ModelRequest
 from perdure.testing import ScriptedProvider, finish
 from perdure.types.interface import WORKFLOW_TYPE
 from tests.support.checks import users

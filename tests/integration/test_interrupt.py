@@ -13,7 +13,7 @@ from temporalio.client import Client as Temporal
 from perdure import Agent, Client, Run, ToolContext, Worker, tool
 from perdure.errors import RunCancelledError
 from perdure.loop.transcript import list_open_calls
-from perdure.ports import ModelRequest
+from perdure.ports.model import ModelRequest
 from perdure.testing import ScriptedProvider, call
 from tests.support.checks import results, users
 from tests.support.engine import Engine

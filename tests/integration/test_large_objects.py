@@ -15,7 +15,7 @@ import pytest
 
 from perdure import Agent, Client, File, tool
 from perdure.errors import StoreLocationError
-from perdure.ports import ModelRequest
+from perdure.ports.model import ModelRequest
 from perdure.testing import ScriptedProvider, call
 from tests.servers.s3 import S3Server
 from tests.support.checks import results

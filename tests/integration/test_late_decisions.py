@@ -9,7 +9,7 @@ import pytest
 
 from perdure import Agent, Run, ToolContext, callback_tool, tool
 from perdure.errors import ApprovalDecidedError, ApprovalExpiredError, QuestionDeclinedError, RunClosedError
-from perdure.ports import EventBatch, NewEvent
+from perdure.ports.store import EventBatch, NewEvent
 from perdure.testing import ScriptedProvider, call
 from perdure.types.approvals import DecidedApproval
 from perdure.types.events import QuestionAsked, ToolCompleted

@@ -10,7 +10,7 @@ import pytest
 
 from perdure import Agent, Limits, Run, tool
 from perdure.errors import BudgetExceededError, DefinitionError, InvalidInputError, MaxIterationsError
-from perdure.ports import Completed, ModelRequest
+from perdure.ports.model import Completed, ModelRequest
 from perdure.testing import ScriptedProvider, call
 from perdure.types.interface import Status
 from perdure.types.messages import TextPart, Usage

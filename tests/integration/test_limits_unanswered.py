@@ -8,7 +8,7 @@ import pytest
 
 from perdure import Agent, Client, Limits, Run, tool
 from perdure.errors import BudgetExceededError
-from perdure.ports import Completed, ModelRequest
+from perdure.ports.model import Completed, ModelRequest
 from perdure.testing import ScriptedProvider, call
 from perdure.types.interface import Status
 from perdure.types.messages import TextPart, Usage

@@ -71,6 +71,7 @@ NOT_FOR_A_PROGRAM = (
     *("perdure.types.state", "perdure.types.wire", "perdure.types.events", "perdure.loop.decide"),
     *("perdure.ports.store", "perdure.ports.model", "perdure.hooks.dispatch", "perdure.hooks.step"),
     *("perdure.providers.endpoint", "perdure.providers.pricing", "perdure.store.objects", "perdure.client.inbox"),
+    "perdure.store.statements",
     *("perdure.client.fork", "perdure.client.schedules", "perdure.agent.xml", "perdure.types.compaction"),
     *("perdure.local_engine.engine", "perdure.local_engine.on_approval", "perdure.agent.agent_file"),
     "perdure.temporal.namespaces",

@@ -15,7 +15,7 @@ from temporalio.worker._workflow_instance import _WorkflowLogicFlag
 
 from perdure import Agent, Run, tool
 from perdure.errors import RunCancelledError
-from perdure.ports import ModelRequest
+from perdure.ports.model import ModelRequest
 from perdure.testing import ScriptedProvider, call, replay
 from tests.support.engine import Engine
 from tests.support.histories import idle_tasks

@@ -16,7 +16,7 @@ from mcp.types import CallToolResult, Tool, ToolAnnotations
 from perdure import Agent, ToolContext
 from perdure.errors import DefinitionError, ToolError, ToolsetError
 from perdure.mcp import MCPServer
-from perdure.ports import ModelRequest
+from perdure.ports.model import ModelRequest
 from perdure.testing import ScriptedProvider, call
 from tests.support.checks import results
 from tests.support.engine import Engine

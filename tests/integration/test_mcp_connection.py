@@ -20,7 +20,7 @@ from mcp.types import INTERNAL_ERROR
 from perdure import Agent, File, ToolContext
 from perdure.errors import ToolError
 from perdure.mcp import MCPServer
-from perdure.ports import ModelRequest
+from perdure.ports.model import ModelRequest
 from perdure.testing import ScriptedProvider, call
 from tests.servers.http import Answer, HttpServer, Request
 from tests.support.checks import results

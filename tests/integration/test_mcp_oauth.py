@@ -13,7 +13,7 @@ from perdure import Agent, Client, ToolContext
 from perdure.client.grants import SignedIn
 from perdure.errors import ApprovalDecidedError, StoreError, ToolError
 from perdure.mcp import ClientCredentials, MCPServer, OAuth
-from perdure.ports import ModelRequest
+from perdure.ports.model import ModelRequest
 from perdure.store.grants import GrantTables
 from perdure.testing import ScriptedProvider, call
 from tests.support.checks import results

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict
 
 from perdure import Agent, Toolset, callback_tool, tool
 from perdure.mcp import MCPServer
-from perdure.ports import ListedTool
+from perdure.ports.toolset import ListedTool
 from perdure.types.client_tools import ClientTool
 from tests.servers.http import Answer, HttpServer, Request
 from tests.servers.model_server import AnthropicServer, Call, GoogleServer, OpenAIServer, Reply, ResponsesServer

@@ -13,7 +13,8 @@ import pytest
 
 from perdure import Agent, Client, Run, Worker, tool
 from perdure.errors import RunCancelledError, StoreError, StoreMismatchError
-from perdure.ports import ModelRequest, Store
+from perdure.ports.model import ModelRequest
+from perdure.ports.store import Store
 from perdure.store import open_store
 from perdure.testing import ScriptedProvider, call
 from tests.support.checks import users

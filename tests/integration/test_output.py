@@ -12,7 +12,7 @@ from typing_extensions import TypedDict
 
 from perdure import Agent, ModelRetry, RunContext, tool
 from perdure.errors import DefinitionError, HookError, MaxIterationsError, ParseError, RunNotFoundError
-from perdure.ports import Completed, ModelRequest
+from perdure.ports.model import Completed, ModelRequest
 from perdure.testing import ScriptedProvider, call, finish, hang
 from perdure.types.interface import FINISH_TOOL, WORKFLOW_TYPE
 from perdure.types.messages import TextPart

@@ -18,7 +18,7 @@ from temporalio.client import (
 
 from perdure import Agent, Approval, Client, Message, Run, RunContext, hook, tool
 from perdure.errors import InvalidInputError, NoWorkerError, RunCancelledError, RunClosedError, RunNotFoundError
-from perdure.ports import ModelRequest
+from perdure.ports.model import ModelRequest
 from perdure.testing import ScriptedProvider, call
 from perdure.types.events import RunEvent
 from perdure.types.interface import Status

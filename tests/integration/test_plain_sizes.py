@@ -15,7 +15,7 @@ from temporalio.exceptions import ApplicationError
 
 from perdure import Agent, tool
 from perdure.loop.payload_limits import CALLS_AT_ONCE, CONTEXT_BYTES
-from perdure.ports import ModelRequest
+from perdure.ports.model import ModelRequest
 from perdure.testing import ScriptedProvider, call
 from tests.support.checks import assert_closed, results, users
 from tests.support.engine import Engine

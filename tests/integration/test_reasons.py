@@ -16,7 +16,7 @@ from temporalio.converter import DataConverter, DefaultFailureConverterWithEncod
 from perdure import Agent, Client
 from perdure.client.progress import find_pending_reason
 from perdure.errors import RateLimitError, RunCancelledError, ServerUnreachableError
-from perdure.ports import ModelRequest
+from perdure.ports.model import ModelRequest
 from perdure.testing import ScriptedProvider
 from tests.support.codec import Backwards
 from tests.support.engine import Engine

@@ -13,7 +13,7 @@ from temporalio.worker import Worker
 
 from perdure import Agent, ask, remote_tool, tool
 from perdure.errors import InvalidInputError, RunCancelledError
-from perdure.ports import ModelRequest
+from perdure.ports.model import ModelRequest
 from perdure.testing import ScriptedProvider, call, scripted
 from perdure.types.messages import ToolCallPart
 from perdure.types.wire import REMOTE_BYTES

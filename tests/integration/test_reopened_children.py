@@ -8,7 +8,7 @@ import pytest
 
 from perdure import Agent, Run, Step, hook, tool
 from perdure.errors import AuthenticationError, RunCancelledError
-from perdure.ports import ModelRequest
+from perdure.ports.model import ModelRequest
 from perdure.testing import ScriptedProvider, call
 from perdure.types.events import BranchCompleted, BranchStarted, ToolCompleted, ToolStarted
 from tests.support.checks import users

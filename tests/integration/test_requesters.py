@@ -11,7 +11,7 @@ from temporalio import workflow
 from perdure import Agent, Approval, Client, Run, Step, ToolContext, background, callback_tool, hook, tool
 from perdure.client.inbox import PendingCall
 from perdure.errors import InvalidInputError
-from perdure.ports import ModelRequest
+from perdure.ports.model import ModelRequest
 from perdure.testing import call, scripted
 from perdure.types.messages import Message
 from perdure.workflows import AgentWorkflow

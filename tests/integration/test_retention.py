@@ -15,7 +15,8 @@ import pytest
 from perdure import Agent, Client, File, Message
 from perdure.client.retention import Collector, ExecutionState, GarbageReport, TemporalRuns
 from perdure.errors import InvalidInputError
-from perdure.ports import Blob, Commit, ModelRequest
+from perdure.ports.model import ModelRequest
+from perdure.ports.store import Blob, Commit
 from perdure.testing import ScriptedProvider
 from perdure.types.messages import FilePart, TextPart, iter_file_parts
 from tests.support.checks import users

@@ -20,7 +20,7 @@ from perdure.errors import (
     RunNotFoundError,
     TranscriptUnavailableError,
 )
-from perdure.ports import Completed, ModelRequest
+from perdure.ports.model import Completed, ModelRequest
 from perdure.testing import ScriptedProvider, call
 from perdure.types.messages import TextPart
 from tests.support.checks import assert_closed, results, users

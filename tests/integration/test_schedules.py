@@ -13,7 +13,7 @@ from temporalio.client import ScheduleActionStartWorkflow, ScheduleIntervalSpec,
 
 from perdure import Agent, Client, Schedule, tool
 from perdure.errors import InvalidInputError, RunNotFoundError, ScheduleExistsError
-from perdure.ports import ModelRequest
+from perdure.ports.model import ModelRequest
 from perdure.testing import ScriptedProvider, call
 from tests.support.checks import users
 from tests.support.engine import Engine

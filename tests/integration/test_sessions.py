@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from perdure import Agent
-from perdure.ports import ModelRequest
+from perdure.ports.model import ModelRequest
 from perdure.testing import ScriptedProvider
 from perdure.types.interface import WORKFLOW_TYPE
 from tests.support.checks import users

@@ -10,7 +10,7 @@ import pytest
 
 from perdure import Agent, tool
 from perdure.errors import RateLimitError
-from perdure.ports import ModelRequest
+from perdure.ports.model import ModelRequest
 from perdure.testing import ScriptedProvider, call
 from tests.support.checks import assert_closed, users
 from tests.support.engine import Engine

@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from perdure import Agent, Client, File, Message, ModelRetry, RunContext, Step, register_provider, tool
 from perdure.errors import AbortError, HookError, InvalidInputError
 from perdure.hooks import Hook, hook
-from perdure.ports import ModelRequest
+from perdure.ports.model import ModelRequest
 from perdure.providers import registry
 from perdure.testing import ScriptedProvider, call
 from perdure.types.events import StepTaken

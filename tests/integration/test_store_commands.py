@@ -13,7 +13,7 @@ from urllib.parse import quote
 import pytest
 
 from perdure.errors import StoreLocationError
-from perdure.ports import Blob, Commit
+from perdure.ports.store import Blob, Commit
 from perdure.store import open_store
 from tests.support.cli import Cli
 from tests.support.postgres import Databases

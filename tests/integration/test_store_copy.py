@@ -17,7 +17,7 @@ from perdure.errors import (
     StoreMismatchError,
     TranscriptCorruptedError,
 )
-from perdure.ports import Blob, Commit, EventBatch, MemoryWrite, NewEvent, Node, Outcome, RunRow, Store, TurnRow
+from perdure.ports.store import Blob, Commit, EventBatch, MemoryWrite, NewEvent, Node, Outcome, RunRow, Store, TurnRow
 from perdure.store import migrations, open_store
 from perdure.store.administration import copy_store
 from perdure.store.chain import hash_node

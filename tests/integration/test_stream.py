@@ -24,7 +24,7 @@ from perdure.errors import (
     RunNotFoundError,
 )
 from perdure.local_engine import engine as local_engine
-from perdure.ports import Completed, ModelRequest, StreamEvent, TextDelta, ToolCallDelta
+from perdure.ports.model import Completed, ModelRequest, StreamEvent, TextDelta, ToolCallDelta
 from perdure.testing import ScriptedProvider, call, fail, finish, scripted
 from perdure.types.messages import TextPart
 from tests.support.engine import Engine

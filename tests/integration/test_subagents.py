@@ -12,7 +12,7 @@ from temporalio.client import WorkflowExecutionStatus
 from perdure import Agent, Client, Limits, Run, ToolContext, delegate, tool
 from perdure.cli.show import format_run_details, read_run_details, serialize_run_details
 from perdure.errors import RunCancelledError
-from perdure.ports import ModelRequest
+from perdure.ports.model import ModelRequest
 from perdure.testing import ScriptedProvider, call, finish
 from perdure.types.events import ToolCompleted, ToolStarted
 from tests.support.checks import assert_closed, results, users

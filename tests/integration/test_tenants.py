@@ -8,7 +8,8 @@ import pytest
 
 from perdure import Agent, Client, Run
 from perdure.errors import InvalidInputError, RunIdError
-from perdure.ports import ModelRequest, RunRow
+from perdure.ports.model import ModelRequest
+from perdure.ports.store import RunRow
 from perdure.testing import ScriptedProvider, call, scripted
 from perdure.testing.store import MemoryStore
 from perdure.types.interface import WORKFLOW_TYPE

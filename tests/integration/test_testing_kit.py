@@ -14,7 +14,7 @@ from pydantic import BaseModel
 
 from perdure import Agent, Message, Response, ToolContext, tool
 from perdure.errors import AuthenticationError, PerdureError, RateLimitError
-from perdure.ports import ModelRequest
+from perdure.ports.model import ModelRequest
 from perdure.testing import Script, call, cut, fail, hang, scripted
 from perdure.types.messages import ToolCallPart
 from tests.support.checks import assert_closed

@@ -11,7 +11,7 @@ import pytest
 
 from perdure import Agent, ToolContext, tool
 from perdure.errors import ThreadsLostError
-from perdure.ports import Completed
+from perdure.ports.model import Completed
 from perdure.testing import ScriptedProvider, call
 from perdure.types.messages import ToolCallPart
 from tests.support.checks import assert_closed, results

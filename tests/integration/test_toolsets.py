@@ -12,7 +12,8 @@ from pydantic import BaseModel
 
 from perdure import Agent, RunContext, Step, ToolContext, Toolset, hook, tool
 from perdure.errors import DefinitionError, ToolsetError
-from perdure.ports import ListedTool, ModelRequest, ToolSpec
+from perdure.ports.model import ModelRequest, ToolSpec
+from perdure.ports.toolset import ListedTool
 from perdure.testing import ScriptedProvider, call, scripted
 from tests.support.checks import results
 from tests.support.engine import Engine

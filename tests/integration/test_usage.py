@@ -10,7 +10,9 @@ from pydantic import BaseModel
 
 from perdure import Agent, Client, Veto, hook, tool
 from perdure.errors import ParseError, StoreError
-from perdure.ports import AgentRow, Completed, Store, UsageRow
+from perdure.ports.model import Completed
+from perdure.ports.store import AgentRow, Store
+from perdure.ports.usage import UsageRow
 from perdure.store.sqlite import SqliteStore
 from perdure.testing import ScriptedProvider, call, finish
 from perdure.types.messages import TextPart, Usage

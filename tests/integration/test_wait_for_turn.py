@@ -13,7 +13,7 @@ from temporalio.exceptions import ApplicationError
 from temporalio.worker import Worker as TemporalWorker
 
 from perdure import Agent, tool
-from perdure.ports import ModelRequest
+from perdure.ports.model import ModelRequest
 from perdure.testing import ScriptedProvider, call, replay
 from perdure.worker import PerdurePlugin
 from perdure.workflows import handlers

@@ -13,7 +13,7 @@ from perdure import Agent, Run, ToolContext, ask, callback_tool, hook, tool
 from perdure.client.client import Client
 from perdure.client.waits import WaitRepairs, reconcile_waits
 from perdure.errors import PerdureError
-from perdure.ports import WaitRow
+from perdure.ports.waits import WaitRow
 from perdure.testing import call, scripted
 from perdure.testing.provider import ScriptError
 from perdure.testing.scripted import _InProcessClient

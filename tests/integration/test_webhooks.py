@@ -16,7 +16,8 @@ from temporalio.client import WorkflowExecutionStatus
 from perdure import Agent, Client, Run, tool
 from perdure.client.webhook_subscriptions import build_delivery_id
 from perdure.errors import InvalidInputError, StoreError, WebhookNotFoundError
-from perdure.ports import EventBatch, NewEvent, Store, timestamp
+from perdure.ports.store import EventBatch, NewEvent, Store
+from perdure.ports.times import timestamp
 from perdure.ports.webhooks import WEBHOOK_TARGET, WebhookRow
 from perdure.store.sqlite import SqliteStore
 from perdure.testing import MemoryStore, ScriptedProvider, call

@@ -12,7 +12,7 @@ import pytest
 from perdure import Agent, Compaction, File, Message, Run, local, tool
 from perdure.errors import AuthenticationError, BadRequestError, ContentFilterError, ProviderServerError
 from perdure.hooks import hook
-from perdure.ports import ModelRequest, TextDelta
+from perdure.ports.model import ModelRequest, TextDelta
 from perdure.providers import register_provider, registry
 from perdure.testing import ScriptedProvider, scripted
 from perdure.types.events import ErrorEvent, MessageWithheld

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from perdure import Agent
-from perdure.ports import ModelRequest
+from perdure.ports.model import ModelRequest
 from perdure.types.interface import Response
 from tests.support.checks import assert_closed, results, users
 from tests.support.committees import FACT, JUDGES, Model, compressing, judging, put_in_place

@@ -11,7 +11,7 @@ from pydantic import BaseModel
 
 from perdure import Agent, Message, ToolContext, hook, tool
 from perdure.errors import MaxIterationsError
-from perdure.ports import ModelRequest
+from perdure.ports.model import ModelRequest
 from perdure.providers.openai_chat import OpenAIChat
 from perdure.testing import ScriptedProvider, call
 from tests.servers.model_server import OpenAIServer

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from perdure import Agent, register_provider
-from perdure.ports import Completed, ModelRequest, StreamEvent, TextDelta
+from perdure.ports.model import Completed, ModelRequest, StreamEvent, TextDelta
 from perdure.providers import registry
 from perdure.types.messages import TextPart
 from tests.support.apis import FORMATS, KEY, Says, StrictApi, strict_api

@@ -10,7 +10,7 @@ from pydantic import BaseModel
 
 from perdure import Agent, Message, RunContext, Step, hook, register_provider, tool
 from perdure.errors import AbortError
-from perdure.ports import ModelRequest
+from perdure.ports.model import ModelRequest
 from perdure.providers import registry
 from perdure.testing import ScriptedProvider, call, finish
 from perdure.types.messages import ToolCallPart

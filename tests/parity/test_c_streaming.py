@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from perdure import Agent, tool
-from perdure.ports import Completed, ModelRequest, StreamEvent, TextDelta, ToolCallDelta
+from perdure.ports.model import Completed, ModelRequest, StreamEvent, TextDelta, ToolCallDelta
 from perdure.testing import ScriptedProvider, call
 from perdure.types.events import ModelDelta, ToolCompleted, TurnEvent
 from perdure.types.messages import TextPart, ToolCallPart, Usage

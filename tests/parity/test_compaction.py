@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from perdure import Agent, Compaction, tool
-from perdure.ports import ModelRequest
+from perdure.ports.model import ModelRequest
 from perdure.testing import ScriptedProvider, call
 from perdure.types.messages import ThinkingPart
 from tests.support.checks import users

@@ -10,7 +10,7 @@ from typing import Any
 from perdure import Agent, RunContext, ToolContext, Toolset, tool
 from perdure.artifacts import Artifacts
 from perdure.mcp import MCPServer
-from perdure.ports import ListedTool
+from perdure.ports.toolset import ListedTool
 from perdure.testing import ScriptedProvider, call
 from tests.support.checks import results
 from tests.support.engine import Engine

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from perdure import Agent, Run, background
-from perdure.ports import ModelRequest
+from perdure.ports.model import ModelRequest
 from perdure.testing import ScriptedProvider, call
 from tests.replay.scenarios import TOOLS, _end, scenario
 from tests.support.children import find_child_id

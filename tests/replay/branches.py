@@ -7,7 +7,7 @@ from typing import Any
 
 from perdure import Agent, Limits, Run, Step, hook, register_provider
 from perdure.errors import BranchError
-from perdure.ports import ModelRequest
+from perdure.ports.model import ModelRequest
 from perdure.testing import ScriptedProvider
 from tests.replay.scenarios import TOOLS, _end, scenario
 from tests.replay.subagents import helper

@@ -8,7 +8,7 @@ from typing import Any
 from perdure import Agent, Compaction, Run
 from perdure.calls.compaction import SUMMARY_PROMPT
 from perdure.errors import ContextLengthError, PerdureError
-from perdure.ports import Completed, ModelRequest
+from perdure.ports.model import Completed, ModelRequest
 from perdure.testing import ScriptedProvider
 from perdure.types.messages import Part, TextPart, ToolCallPart, Usage
 from tests.replay.scenarios import TOOLS, _end, scenario

@@ -13,7 +13,7 @@ from unittest import mock
 from perdure import Agent, Run, tool
 from perdure.errors import AuthenticationError, PerdureError, RateLimitError
 from perdure.loop.apply import apply_model
-from perdure.ports import Completed, ModelRequest
+from perdure.ports.model import Completed, ModelRequest
 from perdure.testing import ScriptedProvider, call
 from perdure.types.messages import ToolCallPart
 from perdure.workflows import steps as workflow_steps

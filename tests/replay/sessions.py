@@ -10,7 +10,7 @@ from unittest import mock
 
 from perdure import Agent, Client, Run
 from perdure.errors import PerdureError
-from perdure.ports import ModelRequest
+from perdure.ports.model import ModelRequest
 from perdure.testing import ScriptedProvider, call
 from perdure.workflows import handlers
 from tests.replay.scenarios import TOOLS, _end, _holder, _state, scenario

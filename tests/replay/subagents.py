@@ -6,7 +6,7 @@ from typing import Any
 
 from perdure import Agent, Limits, Run, delegate
 from perdure.errors import AuthenticationError
-from perdure.ports import ModelRequest
+from perdure.ports.model import ModelRequest
 from perdure.testing import ScriptedProvider, call
 from tests.replay.scenarios import TOOLS, _end, scenario
 from tests.support.checks import users

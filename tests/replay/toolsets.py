@@ -8,7 +8,7 @@ from typing import Any
 
 from perdure import Agent, Run, Toolset
 from perdure.artifacts import Artifacts
-from perdure.ports import ListedTool
+from perdure.ports.toolset import ListedTool
 from perdure.testing import ScriptedProvider, call
 from perdure.types.approvals import Consent
 from tests.replay.scenarios import TOOLS, _end, scenario

@@ -16,7 +16,7 @@ from openai import AsyncOpenAI
 from pydantic_ai.models.openai import OpenAIChatModel
 from pydantic_ai.providers.openai import OpenAIProvider
 
-from perdure.ports import Completed, ModelRequest, StreamEvent, ToolSpec
+from perdure.ports.model import Completed, ModelRequest, StreamEvent, ToolSpec
 from perdure.providers import Anthropic, Google, OpenAIChat, OpenAIResponses
 from perdure.providers.pydantic_ai import PydanticAIModel
 from perdure.types.messages import Message, Part, ToolResultPart

@@ -8,7 +8,7 @@ from pydantic import BaseModel
 
 from perdure import Agent, tool
 from perdure.hooks import Hook
-from perdure.ports import ModelRequest
+from perdure.ports.model import ModelRequest
 from perdure.testing import ScriptedProvider, call, finish
 from perdure.types.interface import Response
 from tests.support.checks import users

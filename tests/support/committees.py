@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from perdure import Agent
-from perdure.ports import ModelRequest
+from perdure.ports.model import ModelRequest
 from perdure.testing import ScriptedProvider, call, finish
 from perdure.types.messages import ToolCallPart
 from tests.support.checks import results, users

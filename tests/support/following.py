@@ -10,7 +10,7 @@ from typing import Any
 from perdure import hook
 from perdure.hooks import Hook
 from perdure.hooks.hook import HookEvent
-from perdure.ports import Completed, ModelRequest, StreamEvent, TextDelta
+from perdure.ports.model import Completed, ModelRequest, StreamEvent, TextDelta
 from perdure.types.events import Event, ModelCompleted, RunEvent
 from perdure.types.messages import TextPart
 from tests.support.scripts import Gate

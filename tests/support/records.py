@@ -6,7 +6,10 @@ import random
 from datetime import UTC, datetime, timedelta
 
 from perdure import Client
-from perdure.ports import AuditRow, Commit, Outcome, RunRow, UsageRow, timestamp
+from perdure.ports.audit import AuditRow
+from perdure.ports.store import Commit, Outcome, RunRow
+from perdure.ports.times import timestamp
+from perdure.ports.usage import UsageRow
 from perdure.ports.webhooks import DeliveryRow, WebhookRow
 from perdure.store.sqlite import SqliteStore
 from perdure.types.run_ids import build_run_id

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from perdure.ports import ModelRequest
+from perdure.ports.model import ModelRequest
 from perdure.types.messages import ToolCallPart
 
 

@@ -14,7 +14,7 @@ from pydantic import BaseModel
 
 from perdure import Agent, ToolContext, tool
 from perdure.errors import AuthenticationError
-from perdure.ports import Completed, TextDelta
+from perdure.ports.model import Completed, TextDelta
 from perdure.testing import ScriptedProvider, call, finish
 from perdure.types.messages import TextPart
 

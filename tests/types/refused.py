@@ -163,7 +163,7 @@ def agents_of_another_type(agent: Agent[User, Answer]) -> None:
 def names_that_do_not_exist() -> None:
     from perdure import Agnet  # E: attr-defined, reportAttributeAccessIssue
     from perdure.events import ModelDetla  # E: attr-defined, reportAttributeAccessIssue
-    from perdure.ports import Toolsets  # E: attr-defined, reportAttributeAccessIssue
+    from perdure.ports.store import Toolsets  # E: attr-defined, reportAttributeAccessIssue
 
     print(Agnet, ModelDetla, Toolsets)  # E: -, reportUnknownArgumentType
 

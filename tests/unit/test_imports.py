@@ -67,7 +67,7 @@ PUBLIC = [
 ]
 
 
-LAZY = ("perdure", "perdure.events", "perdure.hooks", "perdure.ports", "perdure.providers")
+LAZY = ("perdure", "perdure.events", "perdure.hooks", "perdure.providers")
 
 
 def test_the_public_names_are_these() -> None:

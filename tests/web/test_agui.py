@@ -13,7 +13,7 @@ from starlette.applications import Starlette
 from starlette.requests import HTTPConnection
 
 from perdure import Agent, Client, ToolContext, tool
-from perdure.ports import EventBatch, NewEvent
+from perdure.ports.store import EventBatch, NewEvent
 from perdure.testing import ScriptedProvider, call
 from perdure.types.events import MessageInjected, ModelCompleted, ModelStarted, TurnEvent
 from perdure.web.agui import agui_routes

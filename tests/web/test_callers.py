@@ -15,7 +15,7 @@ from perdure import Agent, Client, Limits, RunContext, ToolContext, tool
 from perdure.artifacts import Artifacts
 from perdure.console import console_routes
 from perdure.errors import DefinitionError
-from perdure.ports import ModelRequest
+from perdure.ports.model import ModelRequest
 from perdure.testing import ScriptedProvider, call
 from perdure.types.interface import CALLER_CLAIMS, CallerOverride, Override, Start, UserMessage
 from perdure.web.admission import MESSAGE_FIELDS, OVERRIDE_FIELDS, START_FIELDS

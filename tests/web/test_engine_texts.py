@@ -9,7 +9,7 @@ import pytest
 
 from perdure import Agent, Compaction, Message
 from perdure.errors import InvalidInputError
-from perdure.ports import ModelRequest
+from perdure.ports.model import ModelRequest
 from perdure.testing import ScriptedProvider
 from perdure.types.engine_texts import escape_engine_tags
 from tests.support.engine import Engine

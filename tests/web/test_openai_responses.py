@@ -14,7 +14,8 @@ from openai import AsyncOpenAI
 from pydantic import BaseModel
 
 from perdure import Agent, tool
-from perdure.ports import EventBatch, ModelRequest, NewEvent
+from perdure.ports.model import ModelRequest
+from perdure.ports.store import EventBatch, NewEvent
 from perdure.testing import ScriptedProvider, call
 from perdure.types.events import MessageInjected, ModelCompleted, ModelStarted, TurnEvent
 from perdure.web import sse

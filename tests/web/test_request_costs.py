@@ -15,7 +15,7 @@ from temporalio.client import Client as TemporalClient
 from temporalio.service import ServiceClient
 
 from perdure import Agent, Client
-from perdure.ports import Completed, ModelRequest, StreamEvent
+from perdure.ports.model import Completed, ModelRequest, StreamEvent
 from perdure.testing import ScriptedProvider
 from perdure.types.messages import TextPart
 from tests.support.engine import Engine

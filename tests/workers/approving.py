@@ -11,7 +11,7 @@ import os
 from typing import Any
 
 from perdure import Agent, Approval, ToolContext, ask, deny, hook, tool
-from perdure.ports import ModelRequest
+from perdure.ports.model import ModelRequest
 from perdure.testing import ScriptedProvider, call
 from tests.support.engine import run_worker
 from tests.support.ledger import Ledger

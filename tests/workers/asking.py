@@ -6,7 +6,7 @@ import os
 from typing import Any
 
 from perdure import Agent, ToolContext, callback_tool, tool
-from perdure.ports import ModelRequest
+from perdure.ports.model import ModelRequest
 from perdure.testing import ScriptedProvider
 from perdure.types.messages import ToolCallPart
 from tests.support.engine import run_worker

@@ -10,7 +10,7 @@ import os
 from typing import Any, cast
 
 from perdure import Agent, Step, hook, tool
-from perdure.ports import ModelRequest
+from perdure.ports.model import ModelRequest
 from perdure.ports.test_seams import Point
 from perdure.testing import ScriptedProvider, kill_at
 from perdure.types.messages import ToolCallPart

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from perdure import Agent, tool
-from perdure.ports import ModelRequest
+from perdure.ports.model import ModelRequest
 from perdure.testing import ScriptedProvider, call
 from tests.support.engine import run_worker
 from tests.support.ledger import Ledger

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 
-from perdure.ports import ModelRequest
+from perdure.ports.model import ModelRequest
 from tests.support.committees import Model, judging, put_in_place
 from tests.support.engine import run_worker
 from tests.support.ledger import Ledger

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from perdure import Agent, File, tool
-from perdure.ports import Blob, ModelRequest
+from perdure.ports.model import ModelRequest
+from perdure.ports.store import Blob
 from perdure.store.objects import LargeBlobStore
 from perdure.testing import ScriptedProvider, call
 from tests.support.engine import run_worker

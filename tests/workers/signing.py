@@ -7,7 +7,7 @@ from typing import Any
 
 from perdure import Agent
 from perdure.mcp import MCPServer, OAuth, grants
-from perdure.ports import ModelRequest
+from perdure.ports.model import ModelRequest
 from perdure.testing import ScriptedProvider, call
 from tests.support.engine import run_worker
 

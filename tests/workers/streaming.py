@@ -9,7 +9,7 @@ from pathlib import Path
 from pydantic import BaseModel
 
 from perdure import Agent
-from perdure.ports import Completed, ModelRequest, StreamEvent, TextDelta, ToolCallDelta
+from perdure.ports.model import Completed, ModelRequest, StreamEvent, TextDelta, ToolCallDelta
 from perdure.testing import finish
 from perdure.types.messages import TextPart
 from tests.support.engine import run_worker

@@ -6,7 +6,7 @@ import asyncio
 import os
 
 from perdure import Agent
-from perdure.ports import ModelRequest
+from perdure.ports.model import ModelRequest
 from perdure.testing import ScriptedProvider
 from tests.support.checks import users
 from tests.support.engine import run_worker

@@ -6,7 +6,7 @@ import os
 from typing import Any, cast
 
 from perdure import Agent, tool
-from perdure.ports import ModelRequest
+from perdure.ports.model import ModelRequest
 from perdure.ports.test_seams import Point
 from perdure.testing import ScriptedProvider, call, kill_at
 from perdure.worker import webhook_delivery as deliveries

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 
 from perdure.errors import StoreError, StoreLocationError, StoreVersionError
 
+from ..statements import load_statements
+
 if TYPE_CHECKING:
     from alembic.script import Script
     from sqlalchemy import Connection
@@ -34,7 +36,7 @@ FOLDER = Path(__file__).parent
 
 _alembic_lock = threading.Lock()  # alembic keeps the environment that it runs in a module-level variable
 
-SELECT_VERSION = f"SELECT version_num, usable_from FROM {VERSION_TABLE} LEFT JOIN meta ON true"  # noqa: S608  # a constant
+SQL = load_statements("meta")
 
 
 def is_current(database: Database, tables: Sequence[str]) -> bool:
@@ -49,7 +51,7 @@ def is_current(database: Database, tables: Sequence[str]) -> bool:
                 hint="Set PERDURE_STORE_URL to a file of its own.",
             )
         return False
-    row = database.run(SELECT_VERSION).fetchone()
+    row = database.run(SQL.read_version).fetchone()
     return row is not None and is_current_version(*row)
 
 

@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, WithJsonSchema
 
 from perdure import Agent, ToolContext, tool
 from perdure.errors import BadRequestError
-from perdure.ports import ModelRequest
+from perdure.ports.model import ModelRequest
 from perdure.testing import ScriptedProvider, call
 
 SIMPLE = "This is a simple text response for testing."

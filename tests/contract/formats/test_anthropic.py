@@ -17,7 +17,7 @@ from perdure.errors import (
     SettingsError,
     TruncatedStreamError,
 )
-from perdure.ports import Completed, ModelRequest, StreamEvent, TextDelta, ToolCallDelta, ToolSpec
+from perdure.ports.model import Completed, ModelRequest, StreamEvent, TextDelta, ToolCallDelta, ToolSpec
 from perdure.providers.anthropic import Anthropic
 from perdure.providers.anthropic_reply import AnthropicReply
 from perdure.providers.anthropic_request import EncodedRequest, encode_request

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pydantic_ai.messages import ModelMessagesTypeAdapter
 
 from perdure.errors import BadRequestError
-from perdure.ports import ModelRequest
+from perdure.ports.model import ModelRequest
 from perdure.providers import (
     anthropic_request,
     google_request,

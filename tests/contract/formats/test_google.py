@@ -24,7 +24,7 @@ from perdure.errors import (
     SettingsError,
     TruncatedStreamError,
 )
-from perdure.ports import Completed, ModelRequest, TextDelta, ToolCallDelta, ToolSpec
+from perdure.ports.model import Completed, ModelRequest, TextDelta, ToolCallDelta, ToolSpec
 from perdure.providers.google import translate_error
 from perdure.providers.google_request import check_settings, encode_request, parse_gemini_version
 from perdure.types.messages import BlobRef, FilePart, Message, OpaquePart, TextPart, ThinkingPart, ToolCallPart

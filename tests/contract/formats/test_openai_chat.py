@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from perdure.errors import BadRequestError
-from perdure.ports import ModelRequest
+from perdure.ports.model import ModelRequest
 from perdure.providers.dialects import find_dialect
 from perdure.providers.openai_chat import OpenAIChat
 from perdure.types.messages import BlobRef, FilePart, Message, TextPart, ThinkingPart, ToolCallPart, ToolResultPart

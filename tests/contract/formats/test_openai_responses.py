@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from perdure.errors import BadRequestError, SettingsError
-from perdure.ports import Completed, ModelRequest, StreamEvent, TextDelta, ThinkingDelta, ToolCallDelta
+from perdure.ports.model import Completed, ModelRequest, StreamEvent, TextDelta, ThinkingDelta, ToolCallDelta
 from perdure.providers import check_settings, encoding
 from perdure.providers.openai_responses import OpenAIResponses
 from perdure.providers.openai_responses_request import read_item

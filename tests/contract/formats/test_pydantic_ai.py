@@ -23,7 +23,7 @@ from pydantic_ai.providers.anthropic import AnthropicProvider
 from pydantic_ai.providers.openai import OpenAIProvider
 
 from perdure import Agent, errors, register_provider
-from perdure.ports import (
+from perdure.ports.model import (
     Completed,
     ModelRequest,
     Restarted,

@@ -8,7 +8,7 @@ import gc
 import pytest
 
 from perdure.errors import AuthenticationError, PerdureError, ProviderConnectionError, ProviderTimeoutError
-from perdure.ports import ModelRequest, TextDelta
+from perdure.ports.model import ModelRequest, TextDelta
 from perdure.types.messages import Message, TextPart
 from tests.servers.model_server import Reply
 from tests.support.adapters import ADAPTERS, FORMATS, KEY, Adapter, Api

@@ -13,7 +13,7 @@ from urllib.parse import quote
 import pytest
 
 from perdure import errors
-from perdure.ports import ModelRequest, ToolSpec
+from perdure.ports.model import ModelRequest, ToolSpec
 from perdure.providers import OpenAIChat
 from perdure.types.messages import Message, ToolCallPart, ToolResultPart
 from tests.servers.http import Answer, Handler, HttpServer, Request

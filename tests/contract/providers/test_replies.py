@@ -20,7 +20,7 @@ from perdure.errors import (
     RateLimitError,
     TruncatedStreamError,
 )
-from perdure.ports import Completed, TextDelta, ThinkingDelta, ToolCallDelta
+from perdure.ports.model import Completed, TextDelta, ThinkingDelta, ToolCallDelta
 from perdure.providers.finish_reasons import ENDINGS
 from perdure.types.messages import TextPart, ThinkingPart, ToolCallPart, Usage
 from tests.servers.anthropic import error_body, sign

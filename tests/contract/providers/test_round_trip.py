@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perdure.ports import ModelRequest, ToolSpec
+from perdure.ports.model import ModelRequest, ToolSpec
 from perdure.types.messages import (
     FilePart,
     Message,

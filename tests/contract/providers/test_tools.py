@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from perdure.ports import ToolSpec
+from perdure.ports.model import ToolSpec
 from perdure.types.messages import Message
 from tests.servers.model_server import Call, Reply
 from tests.support.adapters import Api, answered

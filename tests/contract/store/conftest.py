@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from perdure.ports import Store
+from perdure.ports.store import Store
 from perdure.store.objects import add_object_store
 from perdure.store.postgres import PostgresStore
 from perdure.store.sqlite import SqliteStore

@@ -14,8 +14,9 @@ pytestmark = pytest.mark.postgres
 
 MACHINE = """
 import asyncio, sys
-from perdure.ports import EventBatch, NewEvent, WriteOptions
-from perdure.ports.store import format_utc_now
+from perdure.ports.outbox import WriteOptions
+from perdure.ports.store import EventBatch, NewEvent
+from perdure.ports.times import format_utc_now
 from perdure.store import open_store
 import perdure.store.postgres
 from perdure.types.events import LimitReached

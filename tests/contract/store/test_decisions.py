@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 
-from perdure.ports import Commit, RunRow, Store
 from perdure.ports.decisions import DecisionRow
+from perdure.ports.store import Commit, RunRow, Store
 from tests.contract.store.conftest import Database
 
 FAR = "9999-01-01T00:00:00.000000+00:00"

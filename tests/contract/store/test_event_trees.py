@@ -12,10 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perdure.errors import RunIdError
-from perdure.ports import Commit, EventBatch, EventRow, NewEvent, Outcome, Store, build_batch_token
+from perdure.ports.store import Commit, EventBatch, EventRow, NewEvent, Outcome, Store, build_batch_token
 from perdure.store.postgres import PostgresStore
 from perdure.store.sqlite import SqliteStore
-from perdure.testing.store import MemoryStore
 from perdure.types.events import (
     Event,
     LimitReached,
@@ -28,6 +27,7 @@ from perdure.types.events import (
 )
 from perdure.types.subagents import Lineage, PathStep
 from tests.contract.store.conftest import Database
+from tests.contract.store.reference import ReferenceStore
 from tests.contract.store.test_events import numbered
 
 T1, T2 = (f"2026-01-01T00:00:0{n}.000000+00:00" for n in (1, 2))
@@ -234,7 +234,7 @@ def names() -> Iterator[str]:
     return (f"example-{n}-" for n in itertools.count())
 
 
-async def play(store: Store, name: str, writes: list[tuple[str, EventBatch, str]]) -> list[object]:
+async def play(store: Store | ReferenceStore, name: str, writes: list[tuple[str, EventBatch, str]]) -> list[object]:
     """What ``store`` answers to ``writes``, and what is in it then, seen from each of the runs."""
     answers: list[object] = []
     gone: set[int] = set()
@@ -264,20 +264,22 @@ async def play(store: Store, name: str, writes: list[tuple[str, EventBatch, str]
 
 @settings(max_examples=2 * settings.default.max_examples)
 @given(st.lists(WRITES, max_size=25))
-def test_sqlite_and_memory_agree(
+def test_sqlite_and_reference_agree(
     tmp_path_factory: pytest.TempPathFactory, names: Iterator[str], writes: list[tuple[str, EventBatch, str]]
 ):
     name, url = next(names), f"sqlite:///{tmp_path_factory.getbasetemp()}/trees.db"
-    stores = MemoryStore(now=lambda: T2), SqliteStore(url, now=lambda: T2)
-    memory, sqlite = (asyncio.run(play(store, name, writes)) for store in stores)
-    assert sqlite == memory
+    stores = ReferenceStore(now=lambda: T2), SqliteStore(url, now=lambda: T2)
+    reference, sqlite = (asyncio.run(play(store, name, writes)) for store in stores)
+    assert sqlite == reference
 
 
 @pytest.mark.postgres
 @settings(max_examples=100, deadline=None)
 @given(st.lists(WRITES, max_size=25))
-def test_postgres_and_memory_agree(postgres_url: str, names: Iterator[str], writes: list[tuple[str, EventBatch, str]]):
+def test_postgres_and_reference_agree(
+    postgres_url: str, names: Iterator[str], writes: list[tuple[str, EventBatch, str]]
+):
     name = next(names)
-    stores = MemoryStore(now=lambda: T2), PostgresStore(postgres_url, now=lambda: T2)
-    memory, postgres = (asyncio.run(play(store, name, writes)) for store in stores)
-    assert postgres == memory
+    stores = ReferenceStore(now=lambda: T2), PostgresStore(postgres_url, now=lambda: T2)
+    reference, postgres = (asyncio.run(play(store, name, writes)) for store in stores)
+    assert postgres == reference

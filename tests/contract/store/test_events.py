@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perdure.errors import StoreError
-from perdure.ports import Commit, EventBatch, EventRow, NewEvent, Outcome, Store, build_batch_token
+from perdure.ports.store import Commit, EventBatch, EventRow, NewEvent, Outcome, Store, build_batch_token
 from perdure.store.postgres import PostgresStore
 from perdure.store.sqlite import SqliteStore
 from perdure.testing.store import MemoryStore
@@ -30,6 +30,7 @@ from perdure.types.events import (
     decode_event,
 )
 from tests.contract.store.conftest import Database
+from tests.contract.store.reference import ReferenceStore
 
 T1, T2, T3 = (f"2026-01-01T00:00:0{n}.000000+00:00" for n in (1, 2, 3))
 STARTED = ModelStarted(task_id="t", iteration=2, model="m")
@@ -406,7 +407,7 @@ def names() -> Iterator[str]:
     return (f"example-{n}-" for n in itertools.count())
 
 
-async def play(store: Store, name: str, writes: list[tuple[str, EventBatch]]) -> list[object]:
+async def play(store: Store | ReferenceStore, name: str, writes: list[tuple[str, EventBatch]]) -> list[object]:
     """What ``store`` answers to ``writes``, and what is in it then."""
     answers: list[object] = []
     gone: dict[str, set[int]] = {f"{name}{of}": set() for of in ("c", "d")}
@@ -429,23 +430,23 @@ async def play(store: Store, name: str, writes: list[tuple[str, EventBatch]]) ->
 
 @settings(max_examples=2 * settings.default.max_examples)
 @given(st.lists(WRITES, max_size=25))
-def test_sqlite_and_memory_agree(
+def test_sqlite_and_reference_agree(
     tmp_path_factory: pytest.TempPathFactory, names: Iterator[str], writes: list[tuple[str, EventBatch]]
 ):
     name, url = next(names), f"sqlite:///{tmp_path_factory.getbasetemp()}/events.db"
-    stores = MemoryStore(now=lambda: T3), SqliteStore(url, now=lambda: T3)
-    memory, sqlite = (asyncio.run(play(store, name, writes)) for store in stores)
-    assert sqlite == memory
+    stores = ReferenceStore(now=lambda: T3), SqliteStore(url, now=lambda: T3)
+    reference, sqlite = (asyncio.run(play(store, name, writes)) for store in stores)
+    assert sqlite == reference
 
 
 @pytest.mark.postgres
 @settings(max_examples=100, deadline=None)
 @given(st.lists(WRITES, max_size=25))
-def test_postgres_and_memory_agree(postgres_url: str, names: Iterator[str], writes: list[tuple[str, EventBatch]]):
+def test_postgres_and_reference_agree(postgres_url: str, names: Iterator[str], writes: list[tuple[str, EventBatch]]):
     name = next(names)
-    stores = MemoryStore(now=lambda: T3), PostgresStore(postgres_url, now=lambda: T3)
-    memory, postgres = (asyncio.run(play(store, name, writes)) for store in stores)
-    assert postgres == memory
+    stores = ReferenceStore(now=lambda: T3), PostgresStore(postgres_url, now=lambda: T3)
+    reference, postgres = (asyncio.run(play(store, name, writes)) for store in stores)
+    assert postgres == reference
 
 
 def numbered(rows: list[EventRow], gone: set[int]) -> None:

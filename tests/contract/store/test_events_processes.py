@@ -14,13 +14,13 @@ from dataclasses import dataclass
 
 import pytest
 
-from perdure.ports import EventBatch, NewEvent
+from perdure.ports.store import EventBatch, NewEvent
 from perdure.types.events import LimitReached
 from tests.contract.store.conftest import Database
 
 WRITER = """
 import asyncio, sys
-from perdure.ports import EventBatch, Commit, NewEvent, Outcome
+from perdure.ports.store import EventBatch, Commit, NewEvent, Outcome
 from perdure.store import open_store
 from perdure.types.events import ModelCompleted, ModelDelta, ToolProgress, ToolStarted
 

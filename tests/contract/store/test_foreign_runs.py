@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from perdure.errors import RunIdError
-from perdure.ports import Commit, EventBatch, NewEvent, Outcome, RunRow, Store, TurnRow, build_batch_token
+from perdure.ports.store import Commit, EventBatch, NewEvent, Outcome, RunRow, Store, TurnRow, build_batch_token
 from perdure.types.events import LimitReached, RunEvent
 from perdure.types.subagents import Lineage, PathStep
 

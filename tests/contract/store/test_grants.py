@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 
-from perdure.ports import Store
 from perdure.ports.grants import GrantKey, GrantRow, SignInRow
+from perdure.ports.store import Store
 from tests.contract.store.conftest import Database
 
 NOW, LATER, MUCH_LATER = (f"2030-01-01T00:0{minute}:00.000000+00:00" for minute in (0, 1, 5))

@@ -7,13 +7,13 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 
-from perdure.ports import RunRow, Store
+from perdure.ports.store import RunRow, Store
 from perdure.store import Chain
 from tests.contract.store.conftest import Database
 
 WRITER = """
 import asyncio, sys
-from perdure.ports import EventBatch, Commit, MemoryWrite, NewEvent, Outcome, RunRow, TurnRow
+from perdure.ports.store import EventBatch, Commit, MemoryWrite, NewEvent, Outcome, RunRow, TurnRow
 from perdure.store import Chain, open_store
 from perdure.types.events import LimitReached, ModelDelta
 from perdure.types.messages import Message

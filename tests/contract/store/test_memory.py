@@ -10,8 +10,7 @@ from concurrent.futures import Future
 import pytest
 
 from perdure.errors import MemoryChangedError, StoreError
-from perdure.ports import Commit, MemoryWrite, Outcome, Store, TurnRow
-from perdure.testing.store import MemoryStore
+from perdure.ports.store import Commit, MemoryWrite, Outcome, Store, TurnRow
 from perdure.tools import Memory
 from tests.contract.store.conftest import Database
 
@@ -133,8 +132,6 @@ async def test_writers_that_race_leave_one_whole_commit(database: Database):
 
 
 async def test_a_failed_commit_leaves_turn_and_memory_alone(store: Store):
-    if isinstance(store, MemoryStore):
-        pytest.skip("has no types to refuse")
     before = Commit(turn=TurnRow("c", "t", "running"), memory=[put("a", b"1")])
     await store.commit(before)
     broken = Commit(

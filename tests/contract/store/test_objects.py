@@ -20,7 +20,7 @@ import obstore.store
 import pytest
 
 from perdure.errors import StoreError, StoreLocationError, StoreMismatchError, TranscriptCorruptedError
-from perdure.ports import Blob, Commit, MemoryWrite, Outcome, Store
+from perdure.ports.store import Blob, Commit, MemoryWrite, Outcome, Store
 from perdure.store import Chain, objects, open_store
 from perdure.store.objects import DEFAULT_THRESHOLD, build_object_name, check_blob_location, probe_location
 from perdure.types.messages import Message
@@ -285,7 +285,7 @@ async def test_files_are_their_owners(stores: Stores, tmp_path: Path) -> None:
 
 WRITER = """
 import asyncio, os, sys
-from perdure.ports import Blob, Commit, Outcome
+from perdure.ports.store import Blob, Commit, Outcome
 from perdure.store import open_store, objects
 
 async def main(url, blob_url):

@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from perdure.ports import Commit, Outcome
+from perdure.ports.store import Commit, Outcome
 from perdure.store.postgres import PostgresStore
 from tests.support.postgres import PostgresServer, build_url, execute, make_folder, run_server
 

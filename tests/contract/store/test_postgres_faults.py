@@ -18,7 +18,7 @@ import asyncpg
 import pytest
 
 from perdure.errors import MemoryChangedError, StoreError, StoreMismatchError, StoreVersionError
-from perdure.ports import (
+from perdure.ports.store import (
     Blob,
     Claim,
     Commit,

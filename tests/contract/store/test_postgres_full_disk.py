@@ -7,7 +7,7 @@ import random
 import pytest
 
 from perdure.errors import StoreError
-from perdure.ports import Commit, EventBatch, NewEvent, Outcome
+from perdure.ports.store import Commit, EventBatch, NewEvent, Outcome
 from perdure.store.postgres import PostgresStore
 from perdure.types.events import LimitReached
 from tests.support.postgres import build_url, execute, make_server_folder, mount_small_disk, run_server

@@ -5,7 +5,17 @@ from __future__ import annotations
 import asyncpg
 import pytest
 
-from perdure.ports import Commit, EventBatch, MemoryWrite, NewEvent, Node, Outcome, RunRow, TurnRow, build_batch_token
+from perdure.ports.store import (
+    Commit,
+    EventBatch,
+    MemoryWrite,
+    NewEvent,
+    Node,
+    Outcome,
+    RunRow,
+    TurnRow,
+    build_batch_token,
+)
 from perdure.store.postgres import PostgresStore
 from perdure.types.events import LimitReached, ModelCompleted, ModelDelta
 from tests.support.postgres import Databases, execute

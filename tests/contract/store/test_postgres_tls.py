@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from perdure.errors import StoreError
-from perdure.ports import Commit, EventBatch, NewEvent, Outcome
+from perdure.ports.store import Commit, EventBatch, NewEvent, Outcome
 from perdure.store.postgres import PostgresStore
 from perdure.types.events import LimitReached
 from tests.support.postgres import Databases

@@ -21,11 +21,11 @@ from perdure.artifacts import build_artifact_namespace
 from perdure.calls.reply_cache import build_reply_namespace
 from perdure.client.retention import Collector, ExecutionState, GarbageReport
 from perdure.errors import TranscriptCorruptedError
-from perdure.ports import Blob, Commit, EventBatch, MemoryWrite, NewEvent, Outcome, RunRow, Store, TurnRow
+from perdure.ports.store import Blob, Commit, EventBatch, MemoryWrite, NewEvent, Outcome, RunRow, Store, TurnRow
 from perdure.store import Chain
 from perdure.store.objects import LargeBlobStore, ObjectLocation
 from perdure.store.postgres import PostgresStore
-from perdure.store.postgres_connection import _bind_by_position
+from perdure.store.postgres_connection import bind_statement
 from perdure.store.retention import OTHER_TABLES, RUN_TABLES, delete_nodes, delete_tree
 from perdure.store.schema import TABLES
 from perdure.store.sqlite import SqliteStore
@@ -402,10 +402,10 @@ async def test_a_reference_that_is_written_while_its_holder_is_deleted_stays(
     rows: list[Any] | None = None
     try:
         while True:
-            statement = deletion.send(rows)
-            sql, names = _bind_by_position(statement.sql)
-            rows = [tuple(row) for row in await connection.fetch(sql, *(statement.values[name] for name in names))]
-            if writing is None and sql.startswith(("DELETE FROM nodes", "\n    DELETE FROM nodes", "DELETE FROM runs")):
+            query = deletion.send(rows)
+            sql, values = bind_statement(query.statement, query.values)
+            rows = [tuple(row) for row in await connection.fetch(sql, *values)]
+            if writing is None and sql.startswith(("DELETE FROM nodes", "DELETE FROM runs")):
                 writing = asyncio.create_task(store.commit(commit))
                 await eventually(lambda: connection.fetchval(COUNT_WAITING))
     except StopIteration:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from perdure.ports import Commit, EventBatch, NewEvent, RunRow, RunWaits, Store, build_batch_token
+from perdure.ports.store import Commit, EventBatch, NewEvent, RunRow, Store, build_batch_token
+from perdure.ports.waits import RunWaits
 from perdure.types.events import ApprovalRequested, LimitReached, ModelStarted, QuestionAsked
 from perdure.types.subagents import Lineage, PathStep
 

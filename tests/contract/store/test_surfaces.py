@@ -15,12 +15,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perdure.errors import InvalidInputError, StoreError
-from perdure.ports import (
-    AuditRow,
+from perdure.ports.audit import AuditRow
+from perdure.ports.idempotency import IdempotencyClaim
+from perdure.ports.outbox import OutboxRow, WriteOptions
+from perdure.ports.store import (
     Blob,
     Commit,
     EventBatch,
-    IdempotencyClaim,
     MemoryWrite,
     NewEvent,
     Node,
@@ -28,10 +29,9 @@ from perdure.ports import (
     RunRow,
     Store,
     TurnRow,
-    WaitRow,
-    WriteOptions,
     build_batch_token,
 )
+from perdure.ports.waits import WaitRow
 from perdure.store.postgres import PostgresStore
 from perdure.store.sqlite import SqliteStore
 from perdure.testing.store import MemoryStore
@@ -51,6 +51,7 @@ from perdure.types.events import (
 from perdure.types.messages import clean_text
 from perdure.types.subagents import Lineage, PathStep
 from tests.contract.store.conftest import Database
+from tests.contract.store.reference import ReferenceStore
 from tests.contract.store.test_events_processes import python
 from tests.support.postgres import Databases
 from tests.support.wait import eventually
@@ -278,7 +279,7 @@ def names() -> Iterator[str]:
     return (f"example-{n}-" for n in itertools.count())
 
 
-async def play(store: Store, name: str, writes: list[tuple[str, EventBatch]]) -> list[object]:
+async def play(store: Store | ReferenceStore, name: str, writes: list[tuple[str, EventBatch]]) -> list[object]:
     """What is in the store after ``writes``."""
     store.write_options = WriteOptions(outbox={name: ["approval.*", "run", "model.*"]}, key_id=name)
     await store.open()
@@ -308,23 +309,23 @@ async def play(store: Store, name: str, writes: list[tuple[str, EventBatch]]) ->
 
 @settings(max_examples=2 * settings.default.max_examples)
 @given(WRITES)
-def test_sqlite_and_memory_agree(
+def test_sqlite_and_reference_agree(
     tmp_path_factory: pytest.TempPathFactory, names: Iterator[str], writes: list[tuple[str, EventBatch]]
 ):
     name, url = next(names), f"sqlite:///{tmp_path_factory.getbasetemp()}/surfaces.db"
-    stores = MemoryStore(now=lambda: T3), SqliteStore(url, now=lambda: T3)
-    memory, sqlite = (asyncio.run(play(store, name, writes)) for store in stores)
-    assert sqlite == memory
+    stores = ReferenceStore(now=lambda: T3), SqliteStore(url, now=lambda: T3)
+    reference, sqlite = (asyncio.run(play(store, name, writes)) for store in stores)
+    assert sqlite == reference
 
 
 @pytest.mark.postgres
 @settings(max_examples=100, deadline=None)
 @given(WRITES)
-def test_postgres_and_memory_agree(postgres_url: str, names: Iterator[str], writes: list[tuple[str, EventBatch]]):
+def test_postgres_and_reference_agree(postgres_url: str, names: Iterator[str], writes: list[tuple[str, EventBatch]]):
     name = next(names)
-    stores = MemoryStore(now=lambda: T3), PostgresStore(postgres_url, now=lambda: T3)
-    memory, postgres = (asyncio.run(play(store, name, writes)) for store in stores)
-    assert postgres == memory
+    stores = ReferenceStore(now=lambda: T3), PostgresStore(postgres_url, now=lambda: T3)
+    reference, postgres = (asyncio.run(play(store, name, writes)) for store in stores)
+    assert postgres == reference
 
 
 # --- outbox ----------------------------------------------------------------------------------------------------------
@@ -628,7 +629,7 @@ async def test_a_store_that_fails_says_so():
         store.count_waits(),
         store.remove_wait("c", "a"),
         store.take_outbox("me", target="w", lease_seconds=1),
-        store.delete_outbox("me", []),
+        store.delete_outbox("me", [OutboxRow("c", 1, "w", "c", "run", T1)]),
         store.record_audit(audit("1")),
         store.list_audit(),
         claim(store),

@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from perdure.errors import InvalidInputError
-from perdure.ports import Store, TokenCursor, TokenRow
-from perdure.ports.tokens import LoginRow
+from perdure.ports.store import Store
+from perdure.ports.tokens import LoginRow, TokenCursor, TokenRow
 
 T1, T2, T3 = (f"2026-01-01T00:00:0{n}.000000+00:00" for n in (1, 2, 3))
 

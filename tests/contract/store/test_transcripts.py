@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from perdure.errors import TranscriptCorruptedError
-from perdure.ports import Blob, Commit, EventBatch, NewEvent, Node, Outcome, RunRow, Store, build_batch_token
+from perdure.ports.store import Blob, Commit, EventBatch, NewEvent, Node, Outcome, RunRow, Store, build_batch_token
 from perdure.store.chain import Chain
 from perdure.types.events import RunEvent
 from perdure.types.messages import Message

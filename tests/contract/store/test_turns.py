@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from perdure.ports import Commit, MemoryWrite, Node, Outcome, RunRow, Store, TurnRow
+from perdure.ports.store import Commit, MemoryWrite, Node, Outcome, RunRow, Store, TurnRow
 from tests.contract.store.conftest import Database
 
 

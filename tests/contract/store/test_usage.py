@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 
 from perdure.errors import MemoryChangedError
-from perdure.ports import AgentRow, Commit, MemoryWrite, Outcome, RunRow, Store, UsageRow
-from perdure.ports.store import UsageFilter, UsageKey, UsageSum, UsageSums
+from perdure.ports.store import AgentRow, Commit, MemoryWrite, Outcome, RunRow, Store
+from perdure.ports.usage import UsageFilter, UsageKey, UsageRow, UsageSum, UsageSums
 
 from .conftest import Database
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 
-from perdure.ports import Store, WriteOptions
+from perdure.ports.outbox import WriteOptions
+from perdure.ports.store import Store
 from perdure.ports.webhooks import WEBHOOK_TARGET, DeliveryRow, WebhookRow
 from perdure.types.events import (
     ApprovalDecided,

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from perdure.ports import ModelRequest
+from perdure.ports.model import ModelRequest
 from perdure.providers.encoding import render_file_text
 from perdure.types.messages import (
     FilePart,

@@ -16,7 +16,7 @@ from pydantic import TypeAdapter, ValidationError
 from perdure import Agent, Approval, allow, ask, deny, load_agent, tool
 from perdure.agent.agent_file import build_type_from_schema
 from perdure.errors import DefinitionError, RuntimeSetupError, SettingsError
-from perdure.ports import Toolset
+from perdure.ports.toolset import Toolset
 from perdure.testing import call, scripted
 from perdure.types.compaction import Compaction
 from perdure.types.limits import Limits

@@ -26,7 +26,7 @@ from perdure.calls.call import (
 from perdure.calls.iteration import IterationStage, ReplyReader, RequestBuilder
 from perdure.calls.iteration_hooks import HookRunner
 from perdure.calls.step_policy import StepPolicy
-from perdure.ports import ModelRequest
+from perdure.ports.model import ModelRequest
 from perdure.types.messages import Message
 from perdure.types.tool_calls import ActivityCall, Call
 from perdure.types.wire import (

@@ -9,7 +9,8 @@ from perdure.calls.call import CloseCall, CompactCall, CompactReply, ModelCall, 
 from perdure.calls.event_feed import EventsStage, FailuresStage
 from perdure.calls.journal import JournalStage
 from perdure.calls.transcript import TranscriptStage
-from perdure.ports import EventLog, StreamEvent
+from perdure.ports.model import StreamEvent
+from perdure.ports.store import EventLog
 from perdure.store import Chain
 from perdure.testing.store import MemoryStore
 from perdure.types.events import Event, decode_event

@@ -12,7 +12,7 @@ from perdure.calls.collect import CollectActivity
 from perdure.calls.journal import JournalStage
 from perdure.calls.journal_keys import build_step_key
 from perdure.errors import StoreError, StoreMismatchError
-from perdure.ports import Commit, Outcome
+from perdure.ports.store import Commit, Outcome
 from perdure.testing import MemoryStore
 from perdure.types.tool_calls import ActivityCall, Call, InlineCall
 from perdure.types.wire import CollectInput, CollectOutput, ModelInput, ModelOutput, ToolInput, ToolOutput

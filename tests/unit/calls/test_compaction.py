@@ -12,7 +12,7 @@ from perdure import Compaction
 from perdure.calls.compaction import ConversationViewCache, estimate_message_bytes, format_message_text
 from perdure.errors import DefinitionError
 from perdure.loop.compaction import ConversationView
-from perdure.ports import ModelRequest
+from perdure.ports.model import ModelRequest
 from perdure.store.cache import ENTRY_BYTES, ByteLRU
 from perdure.types.compaction import CompactionSettings, build_compaction_settings
 from perdure.types.messages import File, Message, TextPart, ToolCallPart, ToolResultPart

@@ -18,7 +18,7 @@ from perdure.calls.model import ModelActivity
 from perdure.calls.run_context import MemoryFactory
 from perdure.calls.tool import ToolActivity
 from perdure.errors import DefinitionError, InvalidInputError, StoreError, StoreMismatchError, TranscriptCorruptedError
-from perdure.ports import Commit, MemoryWrite
+from perdure.ports.store import Commit, MemoryWrite
 from perdure.testing import MemoryStore, ScriptedProvider, call
 from perdure.types.messages import Message
 from perdure.types.tool_calls import RefusedCall

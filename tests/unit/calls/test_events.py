@@ -14,7 +14,8 @@ from perdure.calls import event_feed
 from perdure.calls.call import CloseCall, ModelCall
 from perdure.calls.event_feed import BatchWriter, WriteClock
 from perdure.errors import AuthenticationError, RateLimitError, StoreError, StoreMismatchError, TranscriptCorruptedError
-from perdure.ports import Completed, EventBatch, Restarted, StreamEvent, TextDelta, ThinkingDelta, ToolCallDelta
+from perdure.ports.model import Completed, Restarted, StreamEvent, TextDelta, ThinkingDelta, ToolCallDelta
+from perdure.ports.store import EventBatch
 from perdure.testing.store import MemoryStore
 from perdure.types.events import (
     ErrorEvent,

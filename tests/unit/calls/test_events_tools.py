@@ -74,7 +74,7 @@ async def test_large_arguments_and_results_are_kept_elsewhere(store: MemoryStore
     assert isinstance(completed, ToolCompleted)
     assert completed.content == ""
     assert completed.blob is not None
-    assert store.all_blobs[completed.blob.hash].decode() == large
+    assert await store.read_blobs([completed.blob.hash]) == {completed.blob.hash: large.encode()}
 
 
 async def test_a_result_is_told_once_by_whoever_says_it_first(store: MemoryStore) -> None:

@@ -10,7 +10,7 @@ from perdure import Agent, HookSet, hook, remote_tool, tool
 from perdure.calls.model_hooks import ModelHookStage
 from perdure.errors import HookError
 from perdure.hooks import Hook
-from perdure.ports import ModelRequest
+from perdure.ports.model import ModelRequest
 from perdure.testing import call, scripted
 from perdure.types.messages import Message
 from tests.unit.calls.build import Inner, model_call, request_call

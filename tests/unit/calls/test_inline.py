@@ -13,7 +13,7 @@ from perdure.calls.journal import JournalStage
 from perdure.calls.journal_keys import build_tool_key
 from perdure.loop.apply import apply_model
 from perdure.loop.decide import CallModel
-from perdure.ports import MemoryWrite
+from perdure.ports.store import MemoryWrite
 from perdure.testing.store import MemoryStore
 from perdure.types.limits import LimitUse
 from perdure.types.plain_json import measure_json
@@ -103,7 +103,7 @@ async def test_a_cancellation_between_two_tools_starts_no_further_one(store: Mem
     running.cancel()
     answer = await running
     assert kinds(answer.calls) == ["inline", "activity"]
-    assert len(store.journal) == 1
+    assert store.run_sql("SELECT count(*) FROM journal") == [(1,)]
 
 
 async def test_a_worker_that_stops_in_the_middle_hands_the_rest_over_and_nothing_runs_twice(

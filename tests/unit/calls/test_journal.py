@@ -14,7 +14,7 @@ from perdure.calls.call import ToolCall
 from perdure.calls.journal import JournalStage
 from perdure.calls.journal_keys import build_step_key
 from perdure.errors import ProviderServerError, StoreError, StoreVersionError, TranscriptCorruptedError
-from perdure.ports import Claim, Commit, Outcome
+from perdure.ports.store import Claim, Commit, Outcome
 from perdure.store.cache import CachedJournal
 from perdure.testing.store import MemoryStore
 from perdure.types.messages import INLINE_BYTES
@@ -57,14 +57,14 @@ async def test_another_call_has_another_key(store: MemoryStore) -> None:
     for call in (model_call(), model_call("ho"), model_call(op=7), model_call(head="h"), model_call(scope="other")):
         await stage.step(call, inner)
     assert len(inner.calls) == 5
-    assert len(store.journal) == 5
+    assert store.run_sql("SELECT count(*) FROM journal") == [(5,)]
 
 
 async def test_a_failed_model_call_leaves_nothing(store: MemoryStore) -> None:
     stage, inner = JournalStage(store), Inner(ProviderServerError("500"), "answer")
     with pytest.raises(ProviderServerError):
         await stage.step(model_call(), inner)
-    assert store.journal == {}
+    assert store.run_sql("SELECT count(*) FROM journal") == [(0,)]
     assert store.commits == []
     assert (await stage.step(model_call(), inner)).text == "answer"
 
@@ -413,7 +413,7 @@ async def test_what_a_tool_acts_on_is_claimed_before_it_acts(store: MemoryStore)
     inner = Inner("42", gate=gate)
     running = asyncio.ensure_future(JournalStage(store).tool(tool_call(), inner))
     await inner.entered.wait()
-    assert store.journal[tool_call().key].owner == "run/2/1"
+    assert store.run_sql("SELECT owner FROM journal WHERE key = :key", key=tool_call().key) == [("run/2/1",)]
     gate.set()
     await running
 
@@ -428,11 +428,11 @@ async def test_a_large_result_goes_to_the_store_and_its_reference_to_history(
     output = await JournalStage(store).tool(tool_call(), Inner(text))
     if in_history:
         assert (output.content, output.blob) == (text, None)
-        assert store.all_blobs == {}
+        assert store.run_sql("SELECT hash FROM blobs") == []
     else:
         assert output.content is None
         assert output.blob is not None
-        assert store.all_blobs[output.blob.hash] == text.encode()
+        assert await store.read_blobs([output.blob.hash]) == {output.blob.hash: text.encode()}
         assert len(store.commits) == 1  # with the outcome, so that neither is there alone
 
 
@@ -454,8 +454,7 @@ async def test_an_outcome_that_was_altered_is_neither_believed_nor_made_again(st
         return stage.step(model_call(), inner) if kind == "model" else stage.tool(tool_call(), inner)
 
     await again()
-    (entry,) = store.journal.values()
-    entry.outcome = b'{"content": 4'
+    store.run_sql("UPDATE journal SET outcome = :outcome", outcome=b'{"content": 4')
     with pytest.raises(TranscriptCorruptedError, match="cannot be read") as caught:
         await again()
     assert "backup" in str(caught.value)
@@ -471,11 +470,11 @@ async def test_an_entry_that_was_damaged_and_restored_is_read_again_by_the_same_
         return await (stage.step(model_call(), inner) if kind == "model" else stage.tool(tool_call(), inner))
 
     recorded = await call_again(JournalStage(store))
-    (entry,) = store.journal.values()
-    whole, entry.outcome = entry.outcome, b'{"content": 4'
+    [(whole,)] = store.run_sql("SELECT outcome FROM journal")
+    store.run_sql("UPDATE journal SET outcome = :outcome", outcome=b'{"content": 4')
     another_worker = JournalStage(CachedJournal(store))
     with pytest.raises(TranscriptCorruptedError):
         await call_again(another_worker)
-    entry.outcome = whole
+    store.run_sql("UPDATE journal SET outcome = :outcome", outcome=whole)
     read = await call_again(another_worker)
     assert read == recorded

@@ -10,7 +10,7 @@ import pytest
 
 from perdure.calls.journal import JournalStage
 from perdure.errors import ProviderServerError
-from perdure.ports import Commit, MemoryWrite
+from perdure.ports.store import Commit, MemoryWrite
 from perdure.testing.store import MemoryStore
 from perdure.types.wire import ToolOutput
 from tests.unit.calls.build import Inner, model_call, tool_call

@@ -21,7 +21,7 @@ from perdure.calls.iteration import RequestBuilder
 from perdure.calls.iteration_hooks import HookRunner
 from perdure.calls.model import ModelActivity
 from perdure.errors import DefinitionError, ProviderTimeoutError, TruncatedStreamError
-from perdure.ports import Completed, ModelRequest, StreamEvent, TextDelta
+from perdure.ports.model import Completed, ModelRequest, StreamEvent, TextDelta
 from perdure.providers.fallback import ModelChain
 from perdure.store.cache import ByteLRU
 from perdure.testing import ScriptedProvider, call

@@ -6,7 +6,7 @@ import pytest
 
 from perdure import Agent
 from perdure.calls.author_loop import AuthorLoop
-from perdure.ports import Completed
+from perdure.ports.model import Completed
 from perdure.testing import ScriptedProvider
 from perdure.types.messages import FinishReason, TextPart, ToolCallPart
 from perdure.types.tool_calls import RefusedCall

@@ -10,7 +10,7 @@ from perdure.calls.call import NextTool
 from perdure.calls.journal import JournalStage
 from perdure.calls.prepare import PrepareStage
 from perdure.errors import AgentNotFoundError, StoreMismatchError, TranscriptCorruptedError
-from perdure.ports import Commit
+from perdure.ports.store import Commit
 from perdure.store import Chain
 from perdure.testing.store import MemoryStore
 from perdure.types.messages import Message, ToolCallPart
@@ -26,7 +26,7 @@ async def test_an_agent_that_comes_with_the_deploy_runs_the_tool(store: MemorySt
     agents = Agents()
     with pytest.raises(AgentNotFoundError, match="no agent 'a'"):
         await worker(store, agents, inner)(tool_call())
-    assert store.journal == {}
+    assert store.run_sql("SELECT count(*) FROM journal") == [(0,)]
     agents.add(Agent("a", "openai:gpt-5"))
     output = await worker(store, agents, inner)(tool_call(owner="run/2/2"))
     assert (output.content, output.status) == ("42", "done")
@@ -36,7 +36,7 @@ async def test_another_store_is_not_claimed_in(store: MemoryStore) -> None:
     inner = Inner("42")
     with pytest.raises(StoreMismatchError):
         await worker(store, Agents([Agent("a", "openai:gpt-5")]), inner)(tool_call(store_id="another"))
-    assert store.journal == {}
+    assert store.run_sql("SELECT count(*) FROM journal") == [(0,)]
     assert inner.calls == []
 
 
@@ -51,7 +51,7 @@ async def test_large_arguments_come_from_the_transcript(store: MemoryStore) -> N
     assert inner.calls[0].arguments == asked.arguments
     with pytest.raises(TranscriptCorruptedError, match="c7 is not in the transcript"):
         await worker(store, agents, inner)(tool_call(arguments=None, head=node.hash, call_id="c7", op=9))
-    assert len(store.journal) == 1
+    assert store.run_sql("SELECT count(*) FROM journal") == [(1,)]
 
 
 async def test_a_model_call_is_passed_on(store: MemoryStore) -> None:

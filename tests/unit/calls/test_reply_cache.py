@@ -12,7 +12,8 @@ from perdure.calls.journal import JournalStage
 from perdure.calls.reply_cache import ReplyCacheStage, build_reply_namespace
 from perdure.errors import StoreError
 from perdure.hooks import HookSet
-from perdure.ports import Commit, MemoryWrite, ModelRequest
+from perdure.ports.model import ModelRequest
+from perdure.ports.store import Commit, MemoryWrite
 from perdure.testing.store import MemoryStore
 from perdure.types.messages import Message
 from perdure.types.wire import CompactOutput, ModelInput, ModelOutput, NewMessage
@@ -66,7 +67,7 @@ async def test_an_attempt_behind_one_that_failed_is_given_its_reply(store: Memor
     assert len(inner.calls) == 1
     assert [one.text for one in hooks.saw if one] == ["first", "first"]
     assert reply.text == "first"
-    assert store.memory == {}  # deleted with the outcome
+    assert store.run_sql("SELECT namespace, key FROM memory") == []  # deleted with the outcome
 
 
 async def test_a_run_that_is_gone_on_with_asks_the_same_under_another_key(store: MemoryStore) -> None:
@@ -83,9 +84,9 @@ async def test_another_question_is_paid_for_and_what_was_kept_is_dropped(store: 
     call = stages(store, hooks, inner)
     with pytest.raises(ValueError, match="no"):
         await call(model_call())
-    assert len(store.memory) == 1
+    assert len(store.run_sql("SELECT namespace, key FROM memory")) == 1
     assert (await call(model_call("another", op=7))).text == "second"
-    assert store.memory == {}
+    assert store.run_sql("SELECT namespace, key FROM memory") == []
 
 
 async def test_a_summary_asks_several_times_in_one_call(store: MemoryStore) -> None:
@@ -115,14 +116,14 @@ async def test_what_a_hook_may_have_to_take_out_is_not_stored_before_it_has(stor
     call = compose([JournalStage(store), hooks, ReplyCacheStage(store, worker)], inner)
     with pytest.raises(ValueError, match="no"):
         await call(model_call())
-    assert (store.memory, len(inner.calls)) == ({}, 1)
+    assert (store.run_sql("SELECT namespace, key FROM memory"), len(inner.calls)) == ([], 1)
 
 
 async def test_what_cannot_be_read_is_no_reply(store: MemoryStore) -> None:
     await store.commit(Commit(memory=[MemoryWrite(build_reply_namespace("run-1"), "x", b"{}")]))
     hooks, inner = Hooks(agent(seen), fails=0), Inner("first")
     assert (await stages(store, hooks, inner)(model_call())).text == "first"
-    assert store.memory == {}
+    assert store.run_sql("SELECT namespace, key FROM memory") == []
 
 
 async def test_a_store_that_is_down_behind_the_reply_does_not_fail_the_call(store: MemoryStore) -> None:

@@ -13,7 +13,8 @@ from perdure.calls.author_loop import AuthorLoop
 from perdure.calls.call import ConversationCall, ToolCall
 from perdure.calls.toolsets import Toolsets
 from perdure.errors import DefinitionError, ToolsetError
-from perdure.ports import ListedTool, ToolSpec
+from perdure.ports.model import ToolSpec
+from perdure.ports.toolset import ListedTool
 from perdure.store.cache import ByteLRU
 from perdure.types.messages import BlobRef
 from perdure.types.wire import ModelInput, ToolInput

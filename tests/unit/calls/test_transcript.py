@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,7 +12,7 @@ from perdure.calls.journal import JournalStage
 from perdure.calls.transcript import TranscriptStage
 from perdure.errors import StoreMismatchError, TranscriptCorruptedError
 from perdure.loop.finish import REMINDER_ID, build_response
-from perdure.ports import Blob, Commit, Outcome
+from perdure.ports.store import Blob, Commit, Outcome, RunRow
 from perdure.store import Chain
 from perdure.testing.store import MemoryStore
 from perdure.types.interface import Response
@@ -27,6 +26,15 @@ from tests.unit.loop.build import model, opened
 def stage(store: MemoryStore) -> TranscriptStage:
     """With a chain of its own: nothing is remembered from an earlier stage."""
     return TranscriptStage(Chain(store), store, store, store.store_id)
+
+
+PARENT = "SELECT parent FROM nodes WHERE hash = :hash"
+
+
+async def read_run(store: MemoryStore) -> RunRow:
+    row = await store.get_run("run-1")
+    assert row is not None
+    return row
 
 
 async def said(store: MemoryStore, head: str | None) -> list[tuple[str, str]]:
@@ -62,7 +70,7 @@ async def test_a_conversation_grows_by_one_node_a_call(store: MemoryStore) -> No
         ("user", "and?"),
         ("assistant", "Bye."),
     ]
-    assert len(store.all_nodes) == 2
+    assert store.run_sql("SELECT count(*) FROM nodes") == [(2,)]
     assert second.store_id == store.store_id
 
 
@@ -121,7 +129,8 @@ async def test_a_large_result_and_a_large_message_are_read_from_their_blobs(stor
     answer = await call(store, None, inner, new=new)
     result, user = inner.calls[0].new_messages
     assert len(result.tool_results[0].content) == len(user.text) == INLINE_BYTES + 1
-    assert max(len(node.body) for node in store.all_nodes.values()) < 1000
+    [(longest,)] = store.run_sql("SELECT max(length(body)) FROM nodes")
+    assert longest < 1000
     assert len((await said(store, answer.head))[0][1]) == INLINE_BYTES + 1
 
 
@@ -180,12 +189,11 @@ async def test_a_missing_node_costs_no_call(store: MemoryStore) -> None:
 
 async def test_an_altered_node_costs_no_call(store: MemoryStore) -> None:
     first = await call(store, reply("Hello."))
-    node = store.all_nodes[first.head]
-    store.all_nodes[node.hash] = replace(node, body=node.body.replace(b"Hello", b"Hallo"))
+    store.run_sql("UPDATE nodes SET body = CAST(replace(body, 'Hello', 'Hallo') AS BLOB)")
     inner = Inner("answer")
     with pytest.raises(TranscriptCorruptedError, match="altered") as caught:
         await call(store, None, inner, op=1, head=first.head)
-    assert node.hash in str(caught.value)
+    assert (first.head or "") in str(caught.value)
     assert caught.value.hint
     assert inner.calls == []
 
@@ -228,7 +236,7 @@ async def test_a_run_ends_without_a_result_that_cannot_be_read(store: MemoryStor
         f"[the result could not be read: the result of tool call c1 (pay) is not in the journal (key {'k' * 64})]",
         "and?",
     ]
-    assert store.all_runs["run-1"].status == "cancelled"
+    assert (await read_run(store)).status == "cancelled"
 
 
 # --- endings
@@ -238,7 +246,7 @@ async def test_an_ending_is_recorded_on_a_corrupt_chain_too(store: MemoryStore) 
     """It says nothing to a model: the conversation is not needed, and a run must be able to end."""
     closing = RunEnding(status="failed", error_type="RunError", error="no")
     ended = await end(store, closing, head="f" * 64)
-    row = store.all_runs["run-1"]
+    row = await read_run(store)
     assert (row.status, row.head) == ("failed", ended.head)
     assert json.loads(row.result or b"") == {"error_type": "RunError", "error": "no", "head": row.head}
 
@@ -247,7 +255,7 @@ async def test_an_ending_with_nothing_new_keeps_the_head(store: MemoryStore) -> 
     first = await call(store, reply("Hello."))
     ended = await end(store, RunEnding(status="cancelled"), op=1, new=(), head=first.head)
     assert ended.head == first.head
-    assert len(store.all_nodes) == 1
+    assert store.run_sql("SELECT count(*) FROM nodes") == [(1,)]
 
 
 async def test_a_resumed_conversation_goes_on_from_where_the_last_execution_ended(store: MemoryStore) -> None:
@@ -256,12 +264,12 @@ async def test_a_resumed_conversation_goes_on_from_where_the_last_execution_ende
     second = await call(store, None, inner, scope="scope-2", resume=True, message="and?")
     assert [message.text for message in inner.calls[0].prefix] == ["hi", "Hello."]
     assert [role for role, _ in await said(store, second.head)] == ["user", "assistant"] * 2
-    assert store.all_nodes[second.head or ""].parent == first.head
+    assert store.run_sql(PARENT, hash=second.head) == [(first.head,)]
 
 
 async def test_a_resume_of_what_never_was_begins_anew(store: MemoryStore) -> None:
     begun = await call(store, reply("Hello."), resume=True)
-    assert store.all_nodes[begun.head or ""].parent is None
+    assert store.run_sql(PARENT, hash=begun.head) == [(None,)]
 
 
 async def test_an_execution_that_fails_at_once_keeps_the_conversation_it_was_to_resume(store: MemoryStore) -> None:
@@ -269,7 +277,7 @@ async def test_an_execution_that_fails_at_once_keeps_the_conversation_it_was_to_
     closing = RunEnding(status="failed", error_type="RunError", error="no")
     ended = await end(store, closing, scope="scope-2", resume=True, message="and?")
     assert await said(store, ended.head) == [("user", "hi"), ("assistant", "Hello."), ("user", "and?")]
-    assert first.head != ended.head == store.all_runs["run-1"].head
+    assert first.head != ended.head == (await read_run(store)).head
 
 
 async def test_calls_that_a_terminated_run_left_open_are_closed(store: MemoryStore) -> None:
@@ -323,7 +331,7 @@ async def test_a_turn_is_kept_with_the_messages_it_took(store: MemoryStore) -> N
     assert turn is not None
     assert (turn.status, turn.head) == ("completed", done.head)
     assert json.loads(turn.result or b"")["content"] == "Hello."
-    assert store.all_runs["run-1"].status == "waiting"
+    assert (await read_run(store)).status == "waiting"
     assert (await Chain(store).load(done.head))[0].by == "ana"
 
 
@@ -332,7 +340,7 @@ async def test_how_a_run_ends_says_nothing_of_a_turn_that_had_ended_before(store
     await end(store, closing)
     turn = await store.get_turn("run-1", "scope-1-1")
     assert turn is not None
-    assert (turn.status, store.all_runs["run-1"].status) == ("completed", "cancelled")
+    assert (turn.status, (await read_run(store)).status) == ("completed", "cancelled")
 
 
 async def test_a_message_that_a_lost_attempt_recorded_is_not_said_twice(store: MemoryStore) -> None:

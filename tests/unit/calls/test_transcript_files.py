@@ -10,7 +10,7 @@ import pytest
 from perdure.calls.journal import JournalStage
 from perdure.calls.transcript import TranscriptStage
 from perdure.errors import TranscriptCorruptedError
-from perdure.ports import Blob, Commit
+from perdure.ports.store import Blob, Commit
 from perdure.store import Chain
 from perdure.testing.store import MemoryStore
 from perdure.types.messages import INLINE_BYTES, BlobRef, FilePart, Message, TextPart, iter_file_parts
@@ -72,21 +72,21 @@ async def test_a_file_that_is_not_there_is_said_to_be_missing(store: MemoryStore
 
 async def test_no_model_is_called_without_a_file_of_the_transcript(store: MemoryStore) -> None:
     first = await call(store, Inner(reply("A cat.")), new=(message(DATA),))
-    del store.all_blobs[Blob.from_content(PNG).hash]
+    store.run_sql("DELETE FROM blobs WHERE hash = :hash", hash=Blob.from_content(PNG).hash)
     with pytest.raises(TranscriptCorruptedError, match=Blob.from_content(PNG).hash):
         await call(store, Inner(reply("Grey.")), op=1, head=first.head)
 
 
 async def test_an_ending_records_files_and_needs_none(store: MemoryStore) -> None:
     first = await call(store, Inner(reply("A cat.")), new=(message(DATA),))
-    store.all_blobs.clear()
+    store.run_sql("DELETE FROM blobs")
     other = FilePart(media_type="text/plain", data="eHg=")
     given = close_call(op=1, head=first.head, new=(message(other),), closing=RunEnding(status="cancelled"))
     stages = [JournalStage(store), TranscriptStage(Chain(store), store, store, store.store_id)]
     ended = await compose(stages, Inner(None), "close")(given)
     (last,) = (await Chain(store).load(ended.head))[-1].parts
     assert last == FilePart(media_type="text/plain", blob=Blob.from_content(b"xx").ref)
-    assert store.all_blobs == {Blob.from_content(b"xx").hash: b"xx"}
+    assert store.run_sql("SELECT hash, body FROM blobs") == [(Blob.from_content(b"xx").hash, b"xx")]
 
 
 async def test_files_of_a_tool_result_are_one_commit_with_its_outcome(store: MemoryStore) -> None:

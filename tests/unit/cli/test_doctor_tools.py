@@ -13,7 +13,7 @@ from perdure.cli import app
 
 AGENTS = """
 from perdure import Agent, Toolset, tool
-from perdure.ports import ListedTool
+from perdure.ports.toolset import ListedTool
 
 EITHER = {"anyOf": [{"required": ["a"]}, {"required": ["b"]}], "properties": {"a": {}, "b": {}}}
 

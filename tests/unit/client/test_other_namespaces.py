@@ -13,7 +13,7 @@ from temporalio.service import RPCError, RPCStatusCode
 
 from perdure.client import visibility
 from perdure.client.visibility import find_other_namespaces
-from perdure.ports import RunRow
+from perdure.ports.store import RunRow
 
 CREATED = datetime(2026, 5, 1, 12, tzinfo=UTC)
 

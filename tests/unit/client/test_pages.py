@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from perdure import Message
 from perdure.client.pages import TranscriptPages
 from perdure.errors import TranscriptCorruptedError
-from perdure.ports import Commit, Node
+from perdure.ports.store import Commit, Node
 from perdure.store.chain import Chain, hash_node
 from perdure.testing import MemoryStore
 from perdure.types.messages import Replaced, TextPart
@@ -86,11 +86,11 @@ async def test_replaced_messages_are_in_a_full_page() -> None:
 async def test_a_damaged_node_is_named() -> None:
     store, pages = CountedStore(), TranscriptPages()
     head = await extend(store, None, [say("a")])
-    store.all_nodes[head] = Node(head, None, b"[}")
+    store.run_sql("UPDATE nodes SET body = :body", body=b"[}")
     with pytest.raises(TranscriptCorruptedError):
         await pages.read(store, "run", head, after=-1, limit=5)
     body = b"nonsense"
     wrong = hash_node(None, body)
-    store.all_nodes[wrong] = Node(wrong, None, body)
+    await store.commit(Commit(nodes=[Node(wrong, None, body)]))
     with pytest.raises(TranscriptCorruptedError):
         await pages.read(store, "run", wrong, after=-1, limit=5)

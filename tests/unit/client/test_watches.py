@@ -11,7 +11,7 @@ import pytest
 from perdure.client.event_reader import EventReader
 from perdure.client.watches import EndWatch, join_event_watch, join_watch
 from perdure.errors import StoreError
-from perdure.ports import EventBatch, NewEvent
+from perdure.ports.store import EventBatch, NewEvent
 from perdure.testing.store import MemoryStore
 from perdure.types.events import LimitReached
 from tests.support.wait import eventually

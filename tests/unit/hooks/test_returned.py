@@ -21,7 +21,7 @@ from perdure.hooks.dispatch import (
     replace_text,
     withhold_message,
 )
-from perdure.ports import ModelRequest
+from perdure.ports.model import ModelRequest
 from perdure.types.messages import (
     File,
     Message,

@@ -21,7 +21,7 @@ from perdure.errors import (
     RuntimeSetupError,
     TruncatedStreamError,
 )
-from perdure.ports import Completed, ModelRef, ModelRequest, Restarted, StreamEvent, TextDelta
+from perdure.ports.model import Completed, ModelRef, ModelRequest, Restarted, StreamEvent, TextDelta
 from perdure.providers.fallback import ModelChain, Throttle
 from perdure.testing import ScriptedProvider
 from perdure.types.limits import RateLimit

@@ -16,7 +16,7 @@ from perdure.errors import (
     RateLimitError,
     TruncatedStreamError,
 )
-from perdure.ports import Completed, TextDelta, ThinkingDelta
+from perdure.ports.model import Completed, TextDelta, ThinkingDelta
 from perdure.providers.dialects import Dialect
 from perdure.providers.openai_chat import ChatReply
 from perdure.types.messages import TextPart, ThinkingPart, ToolCallPart, Usage

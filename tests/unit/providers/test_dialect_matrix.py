@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from perdure.ports import Completed, ModelRequest, ToolSpec
+from perdure.ports.model import Completed, ModelRequest, ToolSpec
 from perdure.providers import anthropic_request, google_request, openai_chat_request, openai_responses_request
 from perdure.providers.anthropic_reply import AnthropicReply
 from perdure.providers.dialects import DIALECTS, Dialect, describe_differences, find_signer

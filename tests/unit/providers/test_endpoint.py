@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from perdure.errors import AuthenticationError, DefinitionError, ProviderError, RuntimeSetupError
-from perdure.ports import ModelRequest
+from perdure.ports.model import ModelRequest
 from perdure.providers import Anthropic, Google, OpenAIChat, OpenAIResponses, get_provider, registry
 from perdure.providers.endpoint import Endpoint, SilenceTimer, build_missing_sdk_error, build_origin, is_host_of
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 import pytest
 from pydantic import BaseModel, Field
 
-from perdure.ports import ToolSpec
+from perdure.ports.model import ToolSpec
 from perdure.providers.google_request import encode_tool
 from perdure.providers.tool_schemas import GOOGLE, translate_tool
 from tests.servers.google import check_schema

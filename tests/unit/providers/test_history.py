@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from perdure.errors import InvalidInputError
-from perdure.ports import ModelRequest
+from perdure.ports.model import ModelRequest
 from perdure.providers import Anthropic, ImportedHistory, OpenAIChat, import_messages, register_provider, registry
 from perdure.providers.history import decode_messages
 from perdure.providers.openai_chat_request import encode_request

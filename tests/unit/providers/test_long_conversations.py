@@ -16,7 +16,8 @@ import pytest
 
 import perdure
 from perdure.loop.transcript import CallIds
-from perdure.ports import Commit, ModelRequest
+from perdure.ports.model import ModelRequest
+from perdure.ports.store import Commit
 from perdure.providers import anthropic_request, google_request, openai_chat_request, openai_responses_request
 from perdure.store.cache import CacheBudget
 from perdure.store.chain import Chain

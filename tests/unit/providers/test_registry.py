@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from perdure.errors import DefinitionError, RuntimeSetupError, SettingsError
-from perdure.ports import Completed, ModelRequest, StreamEvent
+from perdure.ports.model import Completed, ModelRequest, StreamEvent
 from perdure.providers import (
     check_settings,
     close_providers,

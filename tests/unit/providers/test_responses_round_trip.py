@@ -9,7 +9,7 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perdure.ports import ModelRequest
+from perdure.ports.model import ModelRequest
 from perdure.providers.history import decode_messages
 from perdure.providers.openai_responses_request import encode_request, read_item
 from perdure.types.messages import (

@@ -17,7 +17,7 @@ from perdure.errors import (
     ProviderTimeoutError,
     TruncatedStreamError,
 )
-from perdure.ports import Completed, ModelRef, ModelRequest, Restarted, StreamEvent, TextDelta, ToolCallDelta
+from perdure.ports.model import Completed, ModelRef, ModelRequest, Restarted, StreamEvent, TextDelta, ToolCallDelta
 from perdure.providers import get_provider, register_provider, registry
 from perdure.providers.fallback import ModelChain
 from perdure.testing import ScriptedProvider

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 
-from perdure.ports import Completed, ModelRef, ModelRequest, StreamEvent
+from perdure.ports.model import Completed, ModelRef, ModelRequest, StreamEvent
 from perdure.providers.fallback import ModelChain, Throttle
 from perdure.testing import ScriptedProvider
 from perdure.types.limits import RateLimit

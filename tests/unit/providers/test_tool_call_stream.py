@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perdure.errors import ModelSlipError
-from perdure.ports import ToolCallDelta
+from perdure.ports.model import ToolCallDelta
 from perdure.providers import tool_call_stream as stream
 from perdure.providers.openai_chat import ChatReply
 from perdure.types.messages import ToolCallPart

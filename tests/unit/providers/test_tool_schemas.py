@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
 from perdure import Agent, tool
-from perdure.ports import Completed, ListedTool, ToolSpec
+from perdure.ports.model import Completed, ToolSpec
+from perdure.ports.toolset import ListedTool
 from perdure.providers.tool_schemas import (
     ANTHROPIC,
     GOOGLE,

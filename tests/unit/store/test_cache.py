@@ -7,7 +7,7 @@ import tracemalloc
 
 import pytest
 
-from perdure.ports import Claim, Commit, EventBatch, MemoryWrite, NewEvent, Outcome, TurnRow
+from perdure.ports.store import Claim, Commit, EventBatch, MemoryWrite, NewEvent, Outcome, TurnRow
 from perdure.store import Chain
 from perdure.store.cache import ENTRY_BYTES, ByteLRU, CacheBudget, CachedJournal
 from perdure.testing.store import MemoryStore

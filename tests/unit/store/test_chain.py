@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perdure.errors import InvalidInputError, TranscriptCorruptedError
-from perdure.ports import Blob, Commit, Node
+from perdure.ports.store import Blob, Commit, Node
 from perdure.store.cache import CacheBudget
 from perdure.store.chain import Chain, hash_node
 from perdure.testing.store import MemoryStore
@@ -205,7 +205,7 @@ async def test_an_altered_node_is_named():
     store = MemoryStore()
     nodes = await talk(store, 3)
     altered = replace(nodes[1], body=encode_canonical([Message.user("something else")]))
-    store.all_nodes[altered.hash] = altered
+    store.run_sql("UPDATE nodes SET body = :body WHERE hash = :hash", hash=altered.hash, body=altered.body)
     with pytest.raises(TranscriptCorruptedError, match=nodes[1].hash) as caught:
         await Chain(store).load(nodes[2].hash)
     assert caught.value.hint
@@ -214,7 +214,8 @@ async def test_an_altered_node_is_named():
 async def test_another_parent_is_found_out():
     store = MemoryStore()
     nodes = await talk(store, 3)
-    store.all_nodes[nodes[2].hash] = replace(nodes[2], parent=nodes[0].hash)
+    change = "UPDATE nodes SET parent = :parent WHERE hash = :hash"
+    store.run_sql(change, hash=nodes[2].hash, parent=nodes[0].hash)
     with pytest.raises(TranscriptCorruptedError, match=nodes[2].hash):
         await Chain(store).load(nodes[2].hash)
 
@@ -222,7 +223,7 @@ async def test_another_parent_is_found_out():
 async def test_a_missing_node_is_named():
     store = MemoryStore()
     nodes = await talk(store, 3)
-    del store.all_nodes[nodes[0].hash]
+    store.run_sql("DELETE FROM nodes WHERE hash = :hash", hash=nodes[0].hash)
     with pytest.raises(TranscriptCorruptedError, match=nodes[0].hash):
         await Chain(store).load(nodes[2].hash)
 
@@ -232,11 +233,11 @@ async def test_a_missing_or_altered_blob_is_named(body: bytes | None):
     store = MemoryStore()
     chain = Chain(store)
     node = await say(store, chain, None, Message.user("x" * 100_000))
-    (name,) = store.all_blobs
+    [(name,)] = store.run_sql("SELECT hash FROM blobs")
     if body is None:
-        del store.all_blobs[name]
+        store.run_sql("DELETE FROM blobs WHERE hash = :hash", hash=name)
     else:
-        store.all_blobs[name] = body
+        store.run_sql("UPDATE blobs SET body = :body WHERE hash = :hash", hash=name, body=body)
     with pytest.raises(TranscriptCorruptedError, match=name):
         await chain.load(node.hash)
     with pytest.raises(TranscriptCorruptedError, match=name):
@@ -245,7 +246,7 @@ async def test_a_missing_or_altered_blob_is_named(body: bytes | None):
 
 async def test_a_blob_that_is_no_text():
     store = MemoryStore()
-    store.all_blobs[Blob.from_content(b"\xff").hash] = b"\xff"
+    await store.commit(Commit(blobs=[Blob.from_content(b"\xff")]))
     with pytest.raises(TranscriptCorruptedError, match="UTF-8"):
         await Chain(store).resolve_blob(BlobRef(hash=Blob.from_content(b"\xff").hash, size=1))
 
@@ -263,11 +264,11 @@ async def test_a_form_of_a_newer_version():
 async def test_a_failure_leaves_nothing_in_the_cache():
     store = MemoryStore()
     nodes = await talk(store, 3)
-    whole = store.all_nodes.pop(nodes[0].hash)
+    store.run_sql("DELETE FROM nodes WHERE hash = :hash", hash=nodes[0].hash)
     chain = Chain(store)
     with pytest.raises(TranscriptCorruptedError):
         await chain.load(nodes[2].hash)
-    store.all_nodes[whole.hash] = whole
+    await store.commit(Commit(nodes=[nodes[0]]))
     assert len(await chain.load(nodes[2].hash)) == 3
 
 

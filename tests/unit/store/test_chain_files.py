@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from perdure import File
 from perdure.errors import TranscriptCorruptedError
-from perdure.ports import Blob, Commit
+from perdure.ports.store import Blob, Commit
 from perdure.store.cache import CacheBudget
 from perdure.store.chain import Chain
 from perdure.testing.store import MemoryStore
@@ -109,9 +109,9 @@ async def test_a_missing_or_altered_file_is_named(body: bytes | None) -> None:
     store = MemoryStore()
     loaded = await said(store, Chain(store), Message.user([File(PNG)]))
     if body is None:
-        del store.all_blobs[PNG_HASH]
+        store.run_sql("DELETE FROM blobs WHERE hash = :hash", hash=PNG_HASH)
     else:
-        store.all_blobs[PNG_HASH] = body
+        store.run_sql("UPDATE blobs SET body = :body WHERE hash = :hash", hash=PNG_HASH, body=body)
     with pytest.raises(TranscriptCorruptedError, match=PNG_HASH):
         await Chain(store).load_files(loaded)
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from perdure.errors import InvalidInputError
 from perdure.loop.transcript import list_open_calls
-from perdure.ports import Commit
+from perdure.ports.store import Commit
 from perdure.store import Chain
 from perdure.store.transcripts import UNFINISHED_RESULT, find_fork_point
 from perdure.testing import MemoryStore

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from perdure.loop.transcript import SUMMARY_ID
-from perdure.ports import Commit
+from perdure.ports.store import Commit
 from perdure.store import Chain
 from perdure.store.transcripts import load_full_conversation
 from perdure.testing import MemoryStore

@@ -8,7 +8,8 @@ from pathlib import Path
 import sqlalchemy as sa
 from alembic.script import ScriptDirectory
 
-from perdure.ports import RunRow, UsageRow
+from perdure.ports.store import RunRow
+from perdure.ports.usage import UsageRow
 from perdure.store import migrations
 from perdure.store.schema import SQLITE_TABLES, TABLES
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perdure.errors import StoreError, StoreLocationError
-from perdure.ports import EventBatch, NewEvent
+from perdure.ports.store import EventBatch, NewEvent
 from perdure.store import open_store
 from perdure.store.postgres import PostgresStore, _choose_marked_event, shorten_key
 from perdure.store.postgres_connection import (

@@ -23,7 +23,7 @@ from perdure.errors import (
     StoreVersionError,
     TranscriptCorruptedError,
 )
-from perdure.ports import Blob, Commit, Node, Outcome
+from perdure.ports.store import Blob, Commit, Node, Outcome
 from perdure.store import Chain, open_store
 from perdure.store.sqlite import SqliteStore
 from perdure.types.messages import Message
@@ -254,7 +254,7 @@ async def test_a_damaged_file(tmp_path: Path):
 async def test_a_store_whose_creation_fails_is_created_by_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     path = tmp_path / "store.db"
     with monkeypatch.context() as patch:
-        patch.setattr("perdure.store.sql.assign_store_id", lambda *_: 1 / 0)  # in the transaction, behind the tables
+        patch.setattr("perdure.store.meta.assign_store_id", lambda *_: 1 / 0)  # in the transaction, behind the tables
         with pytest.raises(ZeroDivisionError):
             async with opened(path):
                 pass

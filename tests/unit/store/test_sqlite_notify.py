@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from perdure.errors import StoreError, StoreMismatchError
-from perdure.ports import EventBatch, NewEvent
+from perdure.ports.store import EventBatch, NewEvent
 from perdure.store import sqlite_notify
 from perdure.store.sqlite import SqliteStore
 from perdure.types.events import LimitReached

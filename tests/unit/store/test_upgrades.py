@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from perdure.errors import StoreVersionError
-from perdure.ports import Commit, Outcome, Store
+from perdure.ports.store import Commit, Outcome, Store
 from perdure.store import migrations, open_store
 from perdure.store.administration import migrate_store
 from tests.support.postgres import Databases, execute

@@ -14,7 +14,7 @@ import pytest
 
 from perdure import Agent, Client, local, tool
 from perdure.errors import RateLimitError, StoreError
-from perdure.ports import Completed, ModelRequest, StreamEvent, TextDelta, ToolCallDelta
+from perdure.ports.model import Completed, ModelRequest, StreamEvent, TextDelta, ToolCallDelta
 from perdure.ports.test_seams import POINTS, fake_models, find_fake_model, listeners, reach_point
 from perdure.providers.registry import register_provider
 from perdure.testing import (

@@ -13,7 +13,7 @@ from temporalio.service import RPCError
 
 from perdure import Agent, ToolContext, local, tool
 from perdure.errors import AuthenticationError, InvalidInputError, RateLimitError, RunCancelledError, StoreError
-from perdure.ports import ModelRequest
+from perdure.ports.model import ModelRequest
 from perdure.ports.test_seams import fake_models, fake_servers
 from perdure.testing import MemoryStore, ScriptError, call, cut, fail, hang, scripted
 from perdure.testing.execution import MAX_ATTEMPTS

@@ -8,7 +8,7 @@ import pytest
 
 from perdure import Agent, Compaction, Message
 from perdure.errors import ContextLengthError
-from perdure.ports import ModelRequest
+from perdure.ports.model import ModelRequest
 from perdure.testing import scripted
 
 HISTORY = [Message.user("Hi."), Message.assistant("Hello."), Message.user("Well?"), Message.assistant("Well.")]

@@ -12,7 +12,7 @@ import pytest
 from perdure import Memory, RunContext, ToolContext, tool
 from perdure.context.memory import MAX_NAME_BYTES, MAX_VALUE_BYTES
 from perdure.errors import InvalidInputError
-from perdure.ports import MemoryWrite
+from perdure.ports.store import MemoryWrite
 
 
 class Shelf:

@@ -8,7 +8,8 @@ import pytest
 
 from perdure import Toolset, callback_tool, hook, tool
 from perdure.errors import DefinitionError
-from perdure.ports import ListedTool, ToolSpec
+from perdure.ports.model import ToolSpec
+from perdure.ports.toolset import ListedTool
 from perdure.tools.tool import ToolsetTool, pin_tool, sanitise_tool_name
 from perdure.types.tool_calls import PinnedTool, decode_pinned_tools, encode_pinned_tools
 

@@ -238,7 +238,7 @@ def _create_usage() -> None:
 
 
 def _create_surfaces() -> None:
-    """Create the tables that are not for runs themselves, see ``perdure.ports.surfaces``."""
+    """Create the tables that are not for runs themselves, which consoles, services and webhooks read."""
     op.create_table(
         "waits",
         sa.Column("context_id", TEXT, primary_key=True),

@@ -5,7 +5,7 @@
 -- and would neither retract nor replace them. In a VOLATILE function each statement sees what is committed by then.
 --
 -- The number in a name is that of its first schema. A later schema adds functions under other names and keeps these
--- while old workers run. The operations are those of sql.py and event_log.py; the contract suite compares them.
+-- while old workers run. The operations are those of journal.py and event_log.py; the contract suite compares them.
 --
 -- Locks are taken in one order by all: blobs, nodes, journal, run, turn, messages, usage, memory (each sorted by the
 -- caller), own feed, the root's feed, references. SQLSTATEs of these functions: PD001 memory was changed, PD002 open deltas (see below), PD003

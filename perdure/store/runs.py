@@ -1,0 +1,109 @@
+"""Reads and writes the rows of runs and turns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..ports.store import RunRow, TurnRow
+from ..types.run_ids import build_run_id_error
+from .schema import Database, Tables, shorten_key, split_keys
+from .statements import load_statements
+
+SQL = load_statements("runs")
+
+
+def write_run(database: Database, run: RunRow, now: str, key_id: str | None) -> None:
+    """Write the run, unless it is too late. Raises ``RunIdError`` for the id of another's run."""
+    names = {"context_id": run.context_id, "agent": run.agent, "scope": run.scope, "asked_at": run.asked_at}
+    row = {"head": run.head, "status": run.status, "iterations": run.iterations, "result": run.result}
+    labels = {"tenant": run.tenant, "user_id": run.user}
+    times = {"created_at": now, "updated_at": now}
+    if database.run(SQL.write_run, **names, **row, **labels, **times, key_id=key_id).rowcount:
+        return
+    found = database.run(SQL.get_labels, context_id=run.context_id).fetchone()
+    if tuple(found) != (run.tenant, run.user):  # else it is late
+        raise build_run_id_error()
+
+
+def write_turn(database: Database, turn: TurnRow, now: str, key_id: str | None) -> None:
+    """Write the turn and its messages. A row that is too late leaves no messages either."""
+    names = {"context_id": turn.context_id, "task_id": turn.task_id}
+    row = {"status": turn.status, "head": turn.head, "result": turn.result, "asked_at": turn.asked_at}
+    if database.run(SQL.write_turn, **names, **row, created_at=now, updated_at=now, key_id=key_id).rowcount == 0:
+        return
+    for message_id in sorted(set(turn.messages)):
+        database.run(SQL.insert_sent_message, **names, message_id=shorten_key(message_id))
+
+
+def read_run(database: Database, context_id: str) -> RunRow | None:
+    """Return one row of the runs, or None."""
+    row = database.run(SQL.get_run, context_id=context_id).fetchone()
+    return None if row is None else RunRow(*row)
+
+
+def read_turn(database: Database, context_id: str, task_id: str) -> TurnRow | None:
+    """Return one row of the turns, or None."""
+    row = database.run(SQL.get_turn, context_id=context_id, task_id=task_id).fetchone()
+    if row is None:
+        return None
+    status, head, result, asked_at = row
+    return TurnRow(context_id, task_id, status, head, result, asked_at=asked_at)
+
+
+def find_turn_of_message(database: Database, context_id: str, message_id: str) -> str | None:
+    """Return the ``task_id`` of the first turn that took a message."""
+    message_key = shorten_key(message_id)
+    row = database.run(SQL.find_message_turn, context_id=context_id, message_id=message_key).fetchone()
+    return None if row is None else str(row[0])
+
+
+class ListTables(Tables):
+    """The lists of :class:`perdure.ports.store.Runs` and ``Turns``, for a store in a database."""
+
+    async def get_runs(self, context_ids: Sequence[str]) -> dict[str, RunRow]:
+        """See :class:`perdure.ports.store.Runs`."""
+        found: dict[str, RunRow] = {}
+        for keys in split_keys(context_ids):
+            found |= {row[0]: RunRow(*row) for row in await self._select_rows(SQL.get_runs, keys=keys)}
+        return found
+
+    async def list_runs(
+        self,
+        *,
+        agent: str | None = None,
+        status: str | None = None,
+        tenant: str | None = None,
+        user: str | None = None,
+        roots: bool = False,
+        created_from: str | None = None,
+        created_before: str | None = None,
+        after: tuple[str, str] | None = None,
+        limit: int = 100,
+    ) -> list[RunRow]:
+        """See :class:`perdure.ports.store.Runs`."""
+        at, after_id = after or (None, None)
+        rows = await self._select_rows(
+            SQL.list_runs,
+            agent=agent,
+            status=status,
+            tenant=tenant,
+            user=user,
+            roots=roots,
+            created_from=created_from,
+            created_before=created_before,
+            at=at,
+            after=after_id,
+            limit=limit,
+        )
+        return [RunRow(*row) for row in rows]
+
+    async def list_turns(
+        self, context_id: str, *, after: tuple[str, str] | None = None, limit: int = 100
+    ) -> list[TurnRow]:
+        """See :class:`perdure.ports.store.Turns`."""
+        at, after_id = after or (None, None)
+        rows = await self._select_rows(SQL.list_turns, context_id=context_id, at=at, after=after_id, limit=limit)
+        return [
+            TurnRow(run_id, task_id, status, head, asked_at=asked_at, created_at=created_at, updated_at=updated_at)
+            for run_id, task_id, status, head, asked_at, created_at, updated_at in rows
+        ]
