@@ -221,7 +221,7 @@ class EventNotifications:
             async with self._using:
                 connection = await self._connect()
                 if self._is_listening:
-                    await connection.execute("SELECT 1")
+                    await connection.execute(SQL.check_connection.render("postgresql", {}))
                 else:
                     await connection.add_listener(channel, self._on_notification)
             self._is_listening, self._checked_at = True, now

@@ -5,3 +5,6 @@
 SELECT name FROM sqlite_master
 WHERE type = 'table' AND name NOT LIKE 'sqlite~_%' ESCAPE '~'
 ORDER BY name
+
+-- name: count_tables
+SELECT count(*) FROM sqlite_master
