@@ -44,7 +44,7 @@ from .call import (
     RequestCall,
     ToolCall,
 )
-from .compaction import SummaryStage, ViewStage
+from .summary import SummaryStage, ViewStage
 from .event_feed import EventsStage, FailuresStage
 from .inline_tools import InlineStage
 from .iteration import IterationStage, ReplyReader, RequestBuilder

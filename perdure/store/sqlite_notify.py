@@ -17,7 +17,8 @@ from dataclasses import dataclass
 
 from ..errors import StoreError
 from . import event_log
-from .sqlite_connection import CLOSED, CLOSED_HINT, SQL, SqliteDatabase, SqliteSession
+from .sqlite_connection import CLOSED, CLOSED_HINT, SqliteDatabase, SqliteSession
+from .statements import load_statements
 
 BUSY_INTERVAL, QUIET_INTERVAL = 0.01, 0.05
 """Seconds between two polls: while commits come in and ``BUSY_SECONDS`` seconds after, and otherwise."""

@@ -16,7 +16,7 @@ from perdure.calls.agent_setup import AgentSetup
 from perdure.calls.agents import Agents
 from perdure.calls.author_loop import AuthorLoop
 from perdure.calls.call import ConversationCall, ModelReply, RequestCall
-from perdure.calls.compaction import SummaryStage, ViewStage
+from perdure.calls.summary import SummaryStage, ViewStage
 from perdure.calls.iteration import RequestBuilder
 from perdure.calls.iteration_hooks import HookRunner
 from perdure.calls.model import ModelActivity
