@@ -20,6 +20,7 @@ from . import event_log
 from .sqlite_connection import CLOSED, CLOSED_HINT, SqliteDatabase, SqliteSession
 from .statements import load_statements
 
+SQL = load_statements("sqlite")
 BUSY_INTERVAL, QUIET_INTERVAL = 0.01, 0.05
 """Seconds between two polls: while commits come in and ``BUSY_SECONDS`` seconds after, and otherwise."""
 BUSY_SECONDS = 2.0
