@@ -152,7 +152,7 @@ def list_members(subject: griffe.Class | griffe.Module, region: Region) -> Itera
 
 
 def list_classes(subject: griffe.Object, region: Region) -> list[griffe.Object]:
-    """The object, and before it the base class that the region names. Raises ``PageError`` if it is no base of it."""
+    """The object, and before it the base class that the region names. Raises ``PageError`` if it is not such a base."""
     if region.base is None:
         return [subject]
     base = find_object(region.base)

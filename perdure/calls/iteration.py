@@ -34,7 +34,7 @@ INSTRUCTIONS_TIMEOUT = 60.0
 
 
 class RequestBuilder:
-    """Builds requests. The author's code gets the run context ``told``."""
+    """Builds requests. The author's code gets a run context."""
 
     def __init__(self, author: AuthorLoop, forces: Callable[[Agent], bool] = lambda _: True) -> None:
         """``forces`` returns whether all models of an agent can be forced to call a tool."""
