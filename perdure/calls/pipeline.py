@@ -125,7 +125,7 @@ class Parts:
     """Whether the run has cancelled the present activity; else the worker is stopping."""
     stream: bool
     report_waiting: Callable[[str], None]
-    """Called with the reason when a call waits for the store, and with "" when it goes on."""
+    """Called with the reason when a call waits for the store, and with "" when it continues."""
 
     def can_hooks_change_messages(self, agent: str) -> bool:
         """Whether hooks may change users' messages to the agent; for an agent that is not served here, those of the

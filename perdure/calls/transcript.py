@@ -150,7 +150,7 @@ class TranscriptStage:
         return Reply(RemindOutput())
 
     async def _adopt_earlier_run(self, call: ModelCall | CompactCall | CloseCall) -> RunRow | None:
-        """Return the row of the earlier execution that the run goes on from, if any: the call then has its tenant and
+        """Return the row of the earlier execution that the run continues, if any: the call then has its tenant and
         its user. Raises ``StoreMismatchError``."""
         check_store_id(call.input, self._store_id)
         earlier_run = await self._runs.get_run(call.input.context_id) if call.input.resume else None
@@ -341,8 +341,8 @@ def adopt_run_labels(
 def _add_labels(
     output: AddingOutputT, given: ConversationFacts, task: ConversationFacts, **update: Any
 ) -> AddingOutputT:
-    """Return ``output``, updated, and with the tenant and user of ``task`` if it was ``given`` without: the run goes on
-    with them."""
+    """Return ``output``, updated, and with the tenant and user of ``task`` if it was ``given`` without: the run
+    continues with them."""
     if task is not given:
         update |= {"tenant": task.tenant, "user": task.user}
     return output.model_copy(update=update) if update else output
