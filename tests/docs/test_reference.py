@@ -140,7 +140,7 @@ def test_a_section_of_arguments_has_each_parameter_and_no_other(line: str, fault
         SCRIPT["render_docstring"](module["pay"])
 
 
-@pytest.mark.parametrize(("page", "count"), [("agent", 26), ("client", 17), ("worker", 18)])
+@pytest.mark.parametrize(("page", "count"), [("agent", 26), ("client", 17), ("worker", 19)])
 def test_agents_starts_and_workers_have_tables(page: str, count: int) -> None:
     """``Agent``, ``Client.start`` and ``Worker``."""
     table = re.search(r"^\| argument .+\n((?:\|.+\n)+)", (PAGES / f"{page}.md").read_text(), re.MULTILINE)
