@@ -50,7 +50,7 @@ class BudgetStage:
         except ProviderError as error:
             if (
                 not error.retryable
-            ):  # the caller may go on without the reply (a summary in pieces), so it does not count
+            ):  # the caller may continue without the reply (a summary in pieces), so it does not count
                 raise
             bounded = bound_wait(error, limits.retry_seconds)
             obeyed = error.retry_after is not None and not bounded

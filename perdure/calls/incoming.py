@@ -89,5 +89,5 @@ def _build_missing_part(item: NewMessage, part: ContentPart, error: TranscriptCo
     if isinstance(part, FilePart):
         what = f"file {part.name} of {what}" if part.name else f"a file of {what}"
     text = f"[{what} could not be read: {error.message}. Its sender has to send it again, under another id.]"
-    logger.warning("a run goes on without a message: %s", text)
+    logger.warning("a run continues without a message: %s", text)
     return TextPart(text=text)

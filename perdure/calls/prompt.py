@@ -93,6 +93,6 @@ def _select_request_messages(call: ConversationCall[Any]) -> Transcript:
     if not messages:
         raise InvalidInputError(
             "there is nothing to answer: the conversation has no messages, and the turn has none",
-            hint="Send a message, or go on from a conversation that has some (history, or the id of an earlier one).",
+            hint="Send a message, or continue a conversation that has some (history, or the id of an earlier one).",
         )
     return messages

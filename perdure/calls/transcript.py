@@ -255,7 +255,7 @@ class TranscriptStage:
             raise TranscriptCorruptedError(
                 f"the result of tool call {item.call_id} ({item.name}) is not in the journal (key {key})",
                 hint="Restore the store from a backup, then resume the run. If the store is itself a backup older than "
-                "the run: `perdure resume ID --from-store` goes on from what it has.",
+                "the run: `perdure resume ID --from-store` continues from what it has.",
             )
         output = parse_outcome(ToolOutput, recorded[key], key)
         text = await self._chain.resolve_blob(output.blob) if output.blob else output.content or ""
@@ -323,8 +323,8 @@ def adopt_run_labels(
 ) -> ModelInput | CompactInput | CloseInput:
     """Return ``task`` with the tenant and the user of its conversation, which an earlier execution has begun.
 
-    Raises ``InvalidInputError`` for a run that was started for others; its ending is recorded all the same, without its
-    messages: the conversation goes on without them.
+    Raises ``InvalidInputError`` for a run that was started for others; its ending is still recorded, without its
+    messages: the conversation continues without them.
     """
     own = {"tenant": earlier_run.tenant, "user": earlier_run.user}
     if own == {"tenant": task.tenant, "user": task.user}:
