@@ -30,7 +30,7 @@ from .call import CloseCall, CompactCall, ModelCall
 
 
 def build_run_row(call: ModelCall | CompactCall, head: str | None, answer: Response | None) -> RunRow:
-    """Build the row of the run after a call. If the workflow is not over, the next call writes it again."""
+    """Build the row of the run after a call. If the workflow still runs, the next call writes it again."""
     task, status = call.input, "running"
     if answer is not None:
         status = "waiting" if isinstance(task, ModelInput) and task.mode == "session" else "completed"

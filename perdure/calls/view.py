@@ -25,7 +25,7 @@ class ViewStage:
     that is refused for its length may be shortened."""
 
     def __init__(self, cache: Cache[_CachedView]) -> None:
-        """``cache`` keeps the views of conversations; a view that is not there is built again, with the same outcome."""
+        """``cache`` keeps the views of conversations; a missing view is built again, with the same outcome."""
         self._views = ConversationViewCache(cache)
 
     async def request(self, call: RequestCall, next: NextRequest) -> Message:

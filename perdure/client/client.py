@@ -256,14 +256,16 @@ class Client:
     ) -> Turn[Any]:
         """Send a message to the conversation ``id``, and return the turn that it joins or opens.
 
-        A conversation that does not exist is opened as a session; a closed one continues from its end. ``context``,
-        ``history`` and ``idle_timeout`` apply when it is opened. The same ``message_id`` twice counts once; concurrent
-        senders are safe. ``override`` changes the agent for this turn; ``client_tools`` are tools that the client runs,
-        for this turn (:class:`~perdure.types.client_tools.ClientTool`); ``task_id`` names the turn. With
-        ``auth_context`` or ``auth_ref`` the conversation acts on that behalf from the step that takes the message. A
-        message of None opens a turn without a message. ``output`` is as of :meth:`start`. ``tenant`` is part of the
-        conversation's id; ``user`` is that of the message that begins the conversation: later ones need not repeat it,
-        and are refused with another.
+        A conversation that does not exist is opened as a session; a closed one continues from its end. Concurrent
+        senders are safe.
+
+        Args:
+            agent: The agent, or its name.
+            message: As of :meth:`start`. None opens a turn without a message.
+            context: The author's own data of a conversation that is opened: plain JSON, or an instance of the agent's
+                context type.
+            output: The type of outputs, for an ``agent`` given by its name; plain JSON by default.
+            **options: Those of ``SendOptions``.
 
         Returns when the workflow has accepted the message, which needs a worker. Raises as :meth:`start`.
         """

@@ -52,25 +52,28 @@ History = str | Run | Response | Sequence[Message] | Sequence[Mapping[str, Any]]
 
 class _RunOptions(TypedDict, total=False):
     auth_context: AuthMapping | None
-    """On whose behalf the run acts: a mapping of plain JSON, which is sent encrypted."""
+    """On whose behalf the run acts, from the step that takes the message: a mapping of plain JSON, which is sent
+    encrypted."""
     auth_ref: str | None
     """A reference that the worker resolves, in the place of ``auth_context``."""
     history: History | None
     """The conversation to continue: a list of ``Message`` or of a session's dictionaries, a ``Run``, a ``Response``, or
-    a head (text)."""
+    a head (text). It applies when a conversation is opened."""
     client_tools: Sequence[ClientTool | Mapping[str, Any]] | None
     """Tools that this client runs, for the turn of the message; see ``ClientTool``."""
     override: AnyOverride | None
     """Changes of the agent: for the run of a start, for the turn of a message. A ``CallerOverride`` counts as far as
     the agent allows."""
     idle_timeout: float | str | None
-    """How long a session waits for a message until it ends: seconds, or text like ``"1h"``. None waits without end."""
+    """How long a session waits for a message until it ends: seconds, or text like ``"1h"``. None waits without
+    end. It applies when a conversation is opened."""
     by: str | None
     """Who acts; by default the client's ``actor``."""
     tenant: str | None
     """The tenant whose run it is: a label of 1 to 200 characters for lists, quotas and audit. It authorises nothing."""
     user: str | None
-    """The user whose run it is: a label, as ``tenant``. ``by`` is who acts."""
+    """The user whose run it is: a label, as ``tenant``. Later messages need not repeat it; another is
+    refused. ``by`` is who acts."""
 
 
 class StartOptions(_RunOptions, total=False):

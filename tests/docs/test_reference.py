@@ -140,9 +140,9 @@ def test_a_section_of_arguments_has_each_parameter_and_no_other(line: str, fault
         SCRIPT["render_docstring"](module["pay"])
 
 
-@pytest.mark.parametrize(("page", "count"), [("agent", 26), ("client", 17), ("worker", 19)])
-def test_agents_starts_and_workers_have_tables(page: str, count: int) -> None:
-    """``Agent``, ``Client.start`` and ``Worker``."""
-    table = re.search(r"^\| argument .+\n((?:\|.+\n)+)", (PAGES / f"{page}.md").read_text(), re.MULTILINE)
-    assert table is not None
-    assert len(table[1].splitlines()) == count + 1
+@pytest.mark.parametrize(("page", "counts"), [("agent", [26]), ("client", [17, 16]), ("worker", [19])])
+def test_agents_starts_messages_and_workers_have_tables(page: str, counts: list[int]) -> None:
+    """``Agent``, ``Client.start``, ``Client.send`` and ``Worker``, with a row for each argument."""
+    text = (PAGES / f"{page}.md").read_text()
+    tables = re.findall(r"^\| argument .+\n\|-.+\n((?:\|.+\n)+)", text, re.MULTILINE)
+    assert [len(rows.splitlines()) for rows in tables] == counts
