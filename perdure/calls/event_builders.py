@@ -61,7 +61,7 @@ from ..types.wire import CloseInput, CompactOutput, ModelInput, ModelOutput, New
 from .call import CloseCall, CompactCall, ModelCall, ModelReply, RemindCall, StepCall, ToolCall
 from .incoming import render_as_xml
 from .retries import RetryDecision
-from .rows import build_response
+from .run_rows import build_response
 
 # ---
 # Events of approvals.

@@ -39,7 +39,7 @@ from ..types.wire import REMOTE_BYTES, ToolOutput
 from .agents import Agents
 from .author_loop import AuthorLoop, OverdueError
 from .call import ToolCall, build_error_output
-from .run_context import CreateMemory
+from .context_parts import CreateMemory
 from .toolsets import Toolsets
 
 # ---

@@ -47,7 +47,7 @@ from .call import (
 )
 from .incoming import IncomingMessages, RenderInput
 from .journal_keys import parse_outcome
-from .rows import (
+from .run_rows import (
     build_closed_run_row,
     build_closed_turn_row,
     build_response,

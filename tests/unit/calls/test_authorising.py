@@ -12,7 +12,7 @@ import pytest
 from perdure._encryption import KEY_BYTES, EncryptionKey, KeyRing
 from perdure.calls import run_context
 from perdure.calls.author_loop import AuthorLoop
-from perdure.calls.run_context import AuthResolver, iter_bound_contexts
+from perdure.calls.context_parts import AuthResolver, iter_bound_contexts
 from perdure.context.auth import AuthContext, RunFacts
 from perdure.errors import AbortError, AuthContextError, AuthContextUnavailableError, InvalidInputError
 from perdure.types.subagents import Lineage, PathStep
