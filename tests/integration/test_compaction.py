@@ -152,6 +152,27 @@ async def test_followers_read_along_after_a_summary_and_see_nothing_of_it(engine
     assert "".join(event.text for event in events[at:] if event.type == "model.delta") == "Yes, it is."
 
 
+async def test_followers_are_told_of_a_turn_before_its_summary_is_written(engine: Engine) -> None:
+    gate = Gate()
+
+    async def reply(request: ModelRequest) -> Any:
+        if is_summary(request):
+            await gate()
+        return "Yes."
+
+    asked = Agent("short", ScriptedProvider(reply), compaction=Compaction.summarise(at=100, keep_last=1))
+    async with engine.served(asked) as client, asyncio.timeout(30):
+        run = await client.start("short", f"Well? {PAGE}", mode="session")
+        await run.turn().result()
+        turn = await run.send("So?")
+        async for event in run.events():
+            if event.type == "turn" and event.task_id == turn.task_id:
+                break
+        assert (event.state, gate.left) == ("started", 0)
+        gate.open()
+        await turn.result()
+
+
 async def test_the_task_of_a_turn_is_not_summed_up(engine: Engine) -> None:
     """Nor is it told twice: by the model, by the transcript, or by all of it."""
     reader = Reader(30)
