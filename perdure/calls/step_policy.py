@@ -183,7 +183,7 @@ def _read_branch_agent(agent: Any) -> str:
         return agent_name(agent)
     except DefinitionError:
         raise DefinitionError(
-            f"step.branch asks an AgentSpec, or the name of one, not {agent!r:.100}",
+            f"step.branch asks an Agent, or the name of one, not {agent!r:.100}",
             hint='For instance await step.branch("critic", "Is this enough?").',
         ) from None
 
