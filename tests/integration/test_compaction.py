@@ -351,6 +351,33 @@ async def test_also_where_the_conversation_is_opened_again(engine: Engine) -> No
     assert [event.content for event in events if event.type == "message.injected"] == ["Read.", "More."]
 
 
+async def test_a_first_message_outlives_a_summary_before_its_reply_and_a_termination(engine: Engine) -> None:
+    """The row that the summary writes does not say that the message is recorded."""
+    gate = Gate()
+
+    async def reply(request: ModelRequest) -> Any:
+        if is_summary(request):
+            return "Greetings."
+        if len(request.messages) > 4:
+            return ContextLengthError("too long")
+        await gate()
+        return "Yes."
+
+    asked = Agent("short", ScriptedProvider(reply), compaction=Compaction.summarise(at=1_000_000, keep_last=1))
+    history = [Message.user("Hi."), Message.assistant("Hello."), Message.user("Well?"), Message.assistant("Well.")]
+    async with engine.served(asked) as client:
+        run = await client.start("short", "So?", history=history)
+        await eventually(lambda: gate.entered, what="the call after the summary")
+        await run.terminate()
+        with pytest.raises(RunCancelledError):
+            await run.result()
+        gate.open()
+        await run.resume()
+        await run.result()
+        assert users(await run.transcript(full=True)).count("So?") == 1
+        assert users(await run.transcript())[-1] == "So?"
+
+
 async def test_a_window_that_lets_too_much_through_is_tightened(engine: Engine) -> None:
     reader = Reader(20, most=2000)
     async with engine.served(agent(reader, Compaction.window(tokens=5000))) as client:
