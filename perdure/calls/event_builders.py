@@ -377,7 +377,7 @@ def build_closing_start_events(call: CloseCall) -> list[NewEvent]:
     ]
 
 
-def build_model_started(call: ModelCall, model: str, place: int = 0) -> NewEvent:
+def build_model_started(call: ModelCall | CompactCall, model: str, place: int = 0) -> NewEvent:
     """Build the event of a call to ``model``, number ``place`` (from 0) in a chain of models."""
     event = ModelStarted(
         **build_event_fields(call), iteration=call.input.iteration, model=model, left_out=tuple(call.recording.left_out)
@@ -385,7 +385,7 @@ def build_model_started(call: ModelCall, model: str, place: int = 0) -> NewEvent
     return NewEvent(event, key=f"asked/{call.owner}/{place}")
 
 
-def build_model_retracted(call: ModelCall, reason: str) -> NewEvent:
+def build_model_retracted(call: ModelCall | CompactCall, reason: str) -> NewEvent:
     """Build the event that retracts what was streamed so far."""
     return NewEvent(ModelRetracted(**build_event_fields(call), iteration=call.input.iteration, reason=reason))
 

@@ -216,7 +216,7 @@ class ModelEventFeed:
     def __init__(
         self,
         store: EventLog,
-        call: ModelCall,
+        call: ModelCall | CompactCall,
         clock: WriteClock,
         *,
         stream: bool = True,

@@ -122,9 +122,19 @@ class EventsStage:
         return reply
 
     async def compact(self, call: CompactCall, next: Callable[[CompactCall], Awaitable[CompactReply]]) -> CompactReply:
-        """Around a compaction. A summary's model calls do not belong to the conversation, so they write no events."""
-        call.recording.pending_events += build_begin_events(call)
-        reply = await next(call)
+        """Around a compaction. A summary's model calls do not belong to the conversation, so they write no events; that
+        the turn begins is written before them."""
+        pending = call.recording.pending_events
+        pending += build_begin_events(call)
+        feed = ModelEventFeed(self._store, call, self._clock, stream=self._stream)
+        try:
+            reply = await next(call)
+        except BaseException as error:
+            pending += feed.stop()
+            if isinstance(error, Exception):
+                await feed.wait_for_write()
+            raise
+        pending += feed.stop()
         _attach_events(call, reply, build_compaction_events(call, reply.output))
         return reply
 

@@ -328,31 +328,42 @@ async def build_reopen_start(run: RunHandle, *, from_store: bool = False) -> dic
 async def _is_first_message_recorded(
     run: RunHandle, message: Any, events: AsyncIterator[HistoryEvent], asked_at: str
 ) -> bool:
-    """Whether a model call or an ending that was given the first message has recorded it: it has completed, or it or a
-    later one wrote the row, whose call was scheduled at ``asked_at``.
+    """Whether a model call or an ending that was given the first message has recorded it: it has completed, or was
+    collected, or it or a later one wrote the row, whose call was scheduled at ``asked_at``.
 
-    Others prove nothing: a pause before the first call, a summary of the history, a step that waits for its branches.
+    Others prove nothing: a pause before the first call, a step that waits for its branches, a summary, which writes the
+    row too. A call before a summary that is not known to have recorded the message was refused.
     """
     from ..ports.times import timestamp
-    from ..types.wire import CLOSE_ACTIVITY, MODEL_ACTIVITY
+    from ..types.wire import CLOSE_ACTIVITY, COLLECT_ACTIVITY, COMPACT_ACTIVITY, MODEL_ACTIVITY
 
     has_content = not isinstance(message, dict) or any(message.get(name) is not None for name in ("content", "input"))
     scheduled: dict[int, str] = {}  # the calls that were given messages: when, by the id of their event
+    collecting = set[int]()  # ids of the events of what collects them
     with run.temporal_errors():
         async for event in events:
             if event.HasField("activity_task_scheduled_event_attributes"):
                 asked = event.activity_task_scheduled_event_attributes
-                if asked.activity_type.name in (MODEL_ACTIVITY, CLOSE_ACTIVITY):
+                name = asked.activity_type.name
+                if name in (MODEL_ACTIVITY, CLOSE_ACTIVITY):
                     model_input = await _decode_first_payload(run, asked.input.payloads)
                     if not has_content or _has_new_message(model_input):
                         scheduled[event.event_id] = timestamp(event.event_time.ToDatetime(UTC))
+                elif name == COLLECT_ACTIVITY and scheduled:
+                    collecting.add(event.event_id)
+                elif name == COMPACT_ACTIVITY:
+                    scheduled.clear()
             elif event.HasField("activity_task_completed_event_attributes"):
                 completed = event.activity_task_completed_event_attributes
-                if completed.scheduled_event_id in scheduled:
+                if completed.scheduled_event_id in scheduled.keys() | collecting:
                     output = await _decode_first_payload(run, completed.result.payloads)
+                    if completed.scheduled_event_id in collecting and isinstance(output, dict):
+                        output = output.get("model") or output.get("close")
+                        if output is None:  # of a tool, or nothing was recorded
+                            continue
                     if not (isinstance(output, dict) and output.get("branches")):
                         return True
-                    del scheduled[completed.scheduled_event_id]
+                    scheduled.pop(completed.scheduled_event_id, None)
     return bool(scheduled) and asked_at >= min(scheduled.values())
 
 

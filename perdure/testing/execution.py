@@ -34,14 +34,7 @@ from ..ports.times import timestamp
 from ..temporal.errors import ACCEPTED_UPDATE_ENDED
 from ..types.interface import SEARCH_ATTRIBUTES, WORKFLOW_TYPE
 from ..types.limits import HEARTBEAT_SECONDS
-from ..types.wire import (
-    CLOSE_ACTIVITY,
-    ENGINE_ACTIVITY_PREFIX,
-    MODEL_ACTIVITY,
-    NOTHING_RECORDED,
-    TOOL_ACTIVITY_PREFIX,
-    ModelOutput,
-)
+from ..types.wire import ENGINE_ACTIVITY_PREFIX, NOTHING_RECORDED, TOOL_ACTIVITY_PREFIX, ModelOutput
 from ..worker import Engine
 from ..workflows import AgentWorkflow
 from ..workflows.child_workflows import EXTERNAL_RUN_GONE
@@ -201,8 +194,7 @@ ExecutionEndState = Literal["completed", "failed", "cancelled", "terminated"]
 
 @dataclass(slots=True)
 class StepRecord:
-    """An activity that adds messages to the conversation (a model call, or the record of an ending), for the
-    history."""
+    """An activity of the engine's, for the history."""
 
     activity: str
     at: datetime
@@ -400,7 +392,7 @@ class Execution(Host):
         if self.ended is not None:
             raise asyncio.CancelledError("the run was terminated")
         record = StepRecord(name, datetime.now(UTC), argument)
-        if name in (MODEL_ACTIVITY, CLOSE_ACTIVITY):
+        if name.startswith(ENGINE_ACTIVITY_PREFIX):
             self.steps.append(record)
         activity = self._loop.create_task(self._activities.run(name, argument), context=self._outside.copy())
         try:

@@ -98,7 +98,7 @@ def build_execution_info(execution: Execution) -> WorkflowExecutionInfo:
 
 
 def build_step_events(execution: Execution) -> list[HistoryEvent]:
-    """Build the events of the activities that add to the conversation."""
+    """Build the events of the engine's activities."""
     events = []
     for number, step in enumerate(execution.steps):
         scheduled = HistoryEvent(event_id=2 + 2 * number)

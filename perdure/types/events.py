@@ -462,7 +462,7 @@ class ErrorEvent(EventBase):
 
     type: Literal["error"] = "error"
     activity: str = ""
-    """``perdure.model``, or ``tool.<name>``."""
+    """The activity's type: ``tool.<name>``, ``perdure.model``, or another of the run's own."""
     error_type: str = ""
     error: str = ""
     final: bool = False

@@ -21,6 +21,7 @@ from perdure.errors import (
     DefinitionError,
     InvalidInputError,
     PerdureError,
+    RunCancelledError,
     RunIdError,
     RuntimeSetupError,
     ServerUnreachableError,
@@ -431,6 +432,25 @@ async def test_a_transcript_that_is_harmed_pauses_the_run_until_it_is_restored(
         await run.resume()
         await completes(run)
         assert bench.paid == 2
+
+
+@pytest.mark.server
+async def test_a_run_whose_transcript_is_harmed_can_be_cancelled(engine: Engine) -> None:
+    bench = Bench(idempotent=True)
+    async with engine.served(bench.agent) as client:
+        run = await bench.at_work(client)
+    faults.sql(engine.store_path, "DELETE FROM nodes")
+    bench.gate.open()
+    async with engine.served(bench.agent) as client, asyncio.timeout(60):
+        run = client.run(run.id)
+        await stuck(run, "TranscriptCorruptedError")
+        await run.cancel()
+        with pytest.raises(RunCancelledError):
+            await run.result()
+        row = await (await client.store()).get_run(run.id)
+    assert row is not None
+    assert row.status == "cancelled"
+    assert bench.paid == 1
 
 
 async def later_pause(run: Run, since: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 import logging
@@ -18,7 +19,7 @@ from perdure._encryption import KEYS_VARIABLE
 from perdure.context.auth import RunFacts
 from perdure.embedded.home import current_home
 from perdure.embedded.record import ServerInfo, write_record
-from perdure.errors import AbortError, AuthContextError, AuthContextUnavailableError
+from perdure.errors import AbortError, AuthContextError, AuthContextUnavailableError, RunCancelledError
 from perdure.ports.toolset import ListedTool
 from perdure.testing import ScriptedProvider, call
 from perdure.types.interface import WORKFLOW_TYPE
@@ -169,6 +170,27 @@ async def test_without_a_key_the_run_waits_and_says_for_which(engine: Engine, mo
         again = await client.start("speaker", "Hi.", auth_context=ANA)
         assert (await again.result()).content == "You act for ana."
     assert "perdure1:k2:" in await history(again)
+
+
+@pytest.mark.server
+async def test_a_run_whose_key_the_worker_lacks_can_be_cancelled(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = await engine.client()
+    run = await client.start("speaker", "Hi.", auth_context=ANA)
+    monkeypatch.setenv(KEYS_VARIABLE, K2)  # the worker's
+    async with engine.served(speaker()), asyncio.timeout(60):
+
+        async def stuck() -> bool:
+            return "encrypted with key" in ((await run.status()).reason or "")
+
+        await eventually(stuck, what="a call that waits for the key")
+        await run.cancel()
+        with pytest.raises(RunCancelledError):
+            await run.result()
+    row = await (await client.store()).get_run(run.id)
+    assert row is not None
+    assert (row.status, users(await run.transcript())) == ("cancelled", ["Hi."])
 
 
 @pytest.mark.server

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from typing import Annotated, Any
@@ -16,9 +17,11 @@ from perdure.loop.compaction import WINDOW_NOTE_ID, estimate_tokens
 from perdure.loop.transcript import SUMMARY_ID
 from perdure.ports.model import Completed, ModelRequest
 from perdure.testing import ScriptedProvider, at, call, scripted
+from perdure.types.events import Event
 from perdure.types.messages import TextPart, ToolCallPart, Usage
 from tests.support.checks import assert_closed, users
 from tests.support.engine import Engine
+from tests.support.following import holding
 from tests.support.scripts import Gate
 from tests.support.wait import eventually
 
@@ -121,6 +124,53 @@ async def test_a_conversation_that_gets_long_is_summed_up_and_goes_on(engine: En
     assert all(event.messages_after < event.messages_before for event in compacted)
     assert sum(event.type == "model.completed" for event in events) == 31
     assert "Pages up to" not in "".join(event.text for event in events if event.type == "model.delta")
+
+
+async def test_followers_read_along_after_a_summary_and_see_nothing_of_it(engine: Engine) -> None:
+    gate = Gate()
+
+    def reply(request: ModelRequest) -> Any:
+        return "Not for followers." if is_summary(request) else "Yes, it is."
+
+    ways = Compaction.summarise(at=100, keep_last=1)
+    asked = Agent("short", ScriptedProvider(reply), compaction=ways, hooks=[holding("after_llm_call", gate, after=2)])
+    async with engine.served(asked) as client, asyncio.timeout(30):
+        run = await client.start("short", f"Well? {PAGE}", mode="session")
+        await run.turn().result()
+        await run.send("So?")
+        events: list[Event] = []
+        async for event in run.events():
+            events.append(event)
+            if event.type == "model.delta":
+                gate.open()
+            if event.type == "turn" and event.task_id.endswith("-2") and event.state == "completed":
+                break
+    types = [event.type for event in events]
+    (at,) = [index for index, kind in enumerate(types) if kind == "compacted"]
+    assert types[at : at + 4] == ["compacted", "message.injected", "model.started", "model.delta"]
+    assert types.count("model.started") == types.count("model.completed") == 2, "none of the summary's own call"
+    assert "".join(event.text for event in events[at:] if event.type == "model.delta") == "Yes, it is."
+
+
+async def test_followers_are_told_of_a_turn_before_its_summary_is_written(engine: Engine) -> None:
+    gate = Gate()
+
+    async def reply(request: ModelRequest) -> Any:
+        if is_summary(request):
+            await gate()
+        return "Yes."
+
+    asked = Agent("short", ScriptedProvider(reply), compaction=Compaction.summarise(at=100, keep_last=1))
+    async with engine.served(asked) as client, asyncio.timeout(30):
+        run = await client.start("short", f"Well? {PAGE}", mode="session")
+        await run.turn().result()
+        turn = await run.send("So?")
+        async for event in run.events():
+            if event.type == "turn" and event.task_id == turn.task_id:
+                break
+        assert (event.state, gate.left) == ("started", 0)
+        gate.open()
+        await turn.result()
 
 
 async def test_the_task_of_a_turn_is_not_summed_up(engine: Engine) -> None:
@@ -299,6 +349,33 @@ async def test_also_where_the_conversation_is_opened_again(engine: Engine) -> No
     assert response.content == "All 8 pages; the last thing said was: More."
     assert users(whole).count("More.") == 1
     assert [event.content for event in events if event.type == "message.injected"] == ["Read.", "More."]
+
+
+async def test_a_first_message_outlives_a_summary_before_its_reply_and_a_termination(engine: Engine) -> None:
+    """The row that the summary writes does not say that the message is recorded."""
+    gate = Gate()
+
+    async def reply(request: ModelRequest) -> Any:
+        if is_summary(request):
+            return "Greetings."
+        if len(request.messages) > 4:
+            return ContextLengthError("too long")
+        await gate()
+        return "Yes."
+
+    asked = Agent("short", ScriptedProvider(reply), compaction=Compaction.summarise(at=1_000_000, keep_last=1))
+    history = [Message.user("Hi."), Message.assistant("Hello."), Message.user("Well?"), Message.assistant("Well.")]
+    async with engine.served(asked) as client:
+        run = await client.start("short", "So?", history=history)
+        await eventually(lambda: gate.entered, what="the call after the summary")
+        await run.terminate()
+        with pytest.raises(RunCancelledError):
+            await run.result()
+        gate.open()
+        await run.resume()
+        await run.result()
+        assert users(await run.transcript(full=True)).count("So?") == 1
+        assert users(await run.transcript())[-1] == "So?"
 
 
 async def test_a_window_that_lets_too_much_through_is_tightened(engine: Engine) -> None:

@@ -15,6 +15,7 @@ from perdure.testing import call, fail
 from perdure.types.interface import Status
 from tests.integration.test_early import Held, looks, served, told
 from tests.integration.test_questions import asked
+from tests.support.checks import users
 from tests.support.engine import Engine
 from tests.support.wait import eventually
 
@@ -161,3 +162,17 @@ async def test_a_run_that_somebody_else_has_opened_again_is_cancelled_by_who_had
         await again.send("And now?")
         await again.result()
         assert ((status := await run.status()).state, status.reason) == ("completed", None)
+
+
+async def test_a_first_message_that_only_a_lost_ending_has_recorded_is_said_once(engine: Engine) -> None:
+    """No model was called before the cancellation, and Temporal never hears of the ending that is in the store."""
+    held, client = Held("perdure.close"), await engine.client()
+    run = await client.start("clerk", "Go.")
+    await run.cancel()
+    async with served(engine, held, ["Done."]):
+        await told(run, "run", "cancelled")
+        await run.handle.terminate()
+        held.gate.open()
+        await run.resume()
+        assert (await run.result()).content == "Done."
+    assert users(await run.transcript()) == ["Go."]

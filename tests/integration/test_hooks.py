@@ -8,11 +8,26 @@ from typing import Any
 
 import pytest
 from pydantic import BaseModel
+from temporalio import activity
+from temporalio.plugin import SimplePlugin
 from temporalio.worker import ActivityInboundInterceptor, ExecuteActivityInput, Interceptor
 from temporalio.worker import Worker as TemporalWorker
 
-from perdure import Abort, Agent, File, Message, PerdurePlugin, RunContext, ToolContext, Veto, hook, tool
-from perdure.errors import AbortError, DefinitionError, HookError, RateLimitError
+from perdure import (
+    Abort,
+    Agent,
+    Approval,
+    Compaction,
+    File,
+    Message,
+    PerdurePlugin,
+    RunContext,
+    ToolContext,
+    Veto,
+    hook,
+    tool,
+)
+from perdure.errors import AbortError, DefinitionError, HookError, RateLimitError, RunCancelledError
 from perdure.ports.model import ModelRequest
 from perdure.testing import ScriptedProvider, call
 from perdure.types.messages import TextPart, ToolCallPart, ToolResultPart
@@ -491,6 +506,53 @@ async def test_a_user_s_own_interceptor_stands_outside_all_stages(engine: Engine
     ):
         await (await client.start("plain", "Go.")).result()
     assert said == ["in dict", "before_llm_call ours", "after_llm_call ours", "out"]
+
+
+@pytest.mark.server
+async def test_an_interceptor_behind_the_plugin_s_stands_inside_all_stages(engine: Engine) -> None:
+    """It is given each request of a model call and of a summary, each call of a tool, else the conversation."""
+    seen: list[tuple[str, str]] = []
+
+    class Inside(Interceptor):
+        def intercept_activity(self, next: ActivityInboundInterceptor) -> ActivityInboundInterceptor:
+            class Around(ActivityInboundInterceptor):
+                async def execute_activity(self, input: ExecuteActivityInput) -> Any:
+                    seen.append((activity.info().activity_type, type(input.args[0]).__name__))
+                    return await self.next.execute_activity(input)
+
+            return Around(next)
+
+    @tool(needs_approval=Approval(remind=1))
+    def pay() -> str:
+        """Pay."""
+        return "paid"
+
+    replies = ["Yes.", call("pay"), "The summary.", call("pay"), "Done."]  # a call is no summary: it is asked for again
+    ways = Compaction.summarise(at=100, keep_last=1)
+    plugins = [
+        PerdurePlugin(
+            [Agent("payer", ScriptedProvider(replies), tools=[pay], compaction=ways)], store_url=engine.store_url
+        ),
+        SimplePlugin("theirs", interceptors=[Inside()]),
+    ]
+    client = await engine.client()
+    async with TemporalWorker(client.temporal, task_queue=engine.task_queue, plugins=plugins):
+        run = await client.start("payer", "Well? " * 400, mode="session")
+        await run.turn().result()
+        turn = await run.send("Pay.")
+        await eventually(lambda: "perdure.remind" in dict(seen), what="a reminder")
+        await run.approve(by="ana")
+        await turn.result()
+        await run.cancel()
+        with pytest.raises(RunCancelledError):
+            await run.result()
+    assert list(dict.fromkeys(seen[3:])) == [
+        ("perdure.model", "RequestCall"),
+        ("perdure.remind", "ConversationCall"),
+        ("tool.pay", "ToolCall"),
+        ("perdure.close", "ConversationCall"),
+    ]
+    assert seen[:3] == [("perdure.model", "RequestCall"), *[("perdure.compact", "RequestCall")] * 2]
 
 
 def test_hooks_are_checked_where_they_are_given() -> None:

@@ -4,18 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from functools import partial
+from typing import Any
 
 import pytest
 
-from perdure.calls.call import CollectCall, ModelCall, ModelReply, ToolCall
+from perdure.calls.call import CloseCall, CollectCall, CompactCall, CompactReply, ModelCall, ModelReply, Reply, ToolCall
 from perdure.calls.collect import CollectActivity
 from perdure.calls.journal import JournalStage
 from perdure.calls.journal_keys import build_step_key
 from perdure.errors import StoreError, StoreMismatchError
 from perdure.ports.store import Commit, Outcome
 from perdure.testing import MemoryStore
+from perdure.types.messages import Usage
 from perdure.types.tool_calls import ActivityCall, Call, InlineCall
-from perdure.types.wire import CollectInput, CollectOutput, ModelInput, ModelOutput, ToolInput, ToolOutput
+from perdure.types.wire import (
+    CloseInput,
+    CloseOutput,
+    CollectInput,
+    CollectOutput,
+    CompactInput,
+    CompactionResult,
+    CompactOutput,
+    ModelInput,
+    ModelOutput,
+    RunEnding,
+    ToolInput,
+    ToolOutput,
+)
 
 FACTS = {"agent": "till", "context_id": "run-1", "task_id": "turn-1", "scope": "scope", "iteration": 1}
 MODEL = ModelInput(**FACTS, op=1)
@@ -149,6 +164,58 @@ async def test_a_model_call_that_was_given_up_cannot_record_its_reply() -> None:
     with pytest.raises(StoreError, match="given up"):
         await JournalStage(store).step(late, Model("Later."))
     assert (await collect(store, model=MODEL, attempt=2)).model is None
+
+
+COMPACTED = CompactionResult(replaces="head", messages_before=9, messages_after=2, tokens_before=90, tokens_after=9)
+OTHER_STEPS: dict[str, tuple[Any, Any, Any]] = {
+    "compact": (
+        CompactCall,
+        CompactInput(**FACTS, op=4, head="head"),
+        CompactReply(CompactOutput(head="rewritten", compacted=COMPACTED, usage=Usage(input_tokens=90))),
+    ),
+    "close": (
+        CloseCall,
+        CloseInput(**FACTS, op=5, closing=RunEnding(status="failed", error_type="StoreError", error="no")),
+        Reply(CloseOutput(head="end", tenant="acme")),
+    ),
+}
+
+
+@pytest.mark.parametrize("closing", [True, False])
+@pytest.mark.parametrize("kind", OTHER_STEPS)
+async def test_a_recorded_summary_and_a_recorded_ending_are_returned(kind: str, closing: bool) -> None:
+    """Their worker is killed behind the record, and there is no other attempt."""
+    store = await open_store()
+    make, task, reply = OTHER_STEPS[kind]
+    await JournalStage(store).step(make(task, owner="run/1/1", asked_at=BEFORE), _Replies(reply))
+    for attempt in (1, 2):
+        collected = await collect(store, closing=closing, attempt=attempt, **{kind: task})
+        assert collected == CollectOutput.model_validate({kind: reply.output})
+
+
+@pytest.mark.parametrize("kind", OTHER_STEPS)
+async def test_a_summary_and_an_ending_that_were_given_up_are_not_recorded_any_more(kind: str) -> None:
+    store = await open_store()
+    make, task, reply = OTHER_STEPS[kind]
+    late = make(task, owner="run/1/1", asked_at=BEFORE)
+    assert await collect(store, closing=False, **{kind: task}) == CollectOutput(), "a run that goes on closes nothing"
+    with pytest.raises(StoreError, match="given up"):
+        await JournalStage(store).step(late, _Replies(reply, partial(collect, store, **{kind: task})))
+    with pytest.raises(StoreError, match="given up"):
+        await JournalStage(store).step(late, _Replies(reply))
+    assert await collect(store, attempt=2, **{kind: task}) == CollectOutput()
+
+
+class _Replies:
+    """The rest of the stages around a call that replies with ``reply``."""
+
+    def __init__(self, reply: Reply[Any], meanwhile: Callable[[], Awaitable[object]] | None = None) -> None:
+        self._reply, self._meanwhile = reply, meanwhile
+
+    async def __call__(self, call: object) -> Reply[Any]:
+        if self._meanwhile is not None:
+            await self._meanwhile()
+        return self._reply
 
 
 async def test_a_model_call_that_is_made_again_after_it_was_given_up_is_recorded() -> None:
