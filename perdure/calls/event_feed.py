@@ -28,7 +28,7 @@ from ..ports.times import timestamp
 from ..types.events import ErrorEvent, ModelDelta, ToolProgress, encode_event_body
 from ..types.interface import FINISH_TOOL
 from ..types.messages import INLINE_BYTES, clean_text
-from .call import ModelCall, StepCall, ToolCall
+from .call import CompactCall, ModelCall, StepCall, ToolCall
 from .event_builders import build_event_fields, build_model_retracted, build_model_started
 
 # ---
