@@ -169,7 +169,7 @@ async def test_an_agent_that_is_gone_while_its_tool_is_called_is_looked_for_once
         assert_closed(await run.transcript())
         history = await run.handle.fetch_history()
     begun = [event.activity_task_scheduled_event_attributes.activity_type.name for event in history.events]
-    steps = ["perdure.model", "tool.work", "perdure.collect", "perdure.model"]
+    steps = ["perdure.model", "tool.work", "perdure.collect", "perdure.close"]
     assert [name for name in begun if name] == steps, "the last one records it"
     assert bench.ran == 0
 
