@@ -122,7 +122,7 @@ cluster: venv $(VENV)/.postgres ## a production Temporal server, PostgreSQL, thr
 cluster-test: venv $(VENV)/.postgres ## kill and cut off what a cluster has; FULL=1 for the full size; needs Go
 	@TEST_CLUSTER_FULL=$(FULL) PERDURE_REQUIRE_CLUSTER=1 $(VENV)/bin/pytest -s tests/acceptance/test_cluster.py $(ARGS)
 
-lint: venv ## style, types, imports, lengths, determinism, small modules, API reference
+lint: venv ## style, types, imports, lengths, determinism, small modules, words, API reference
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
@@ -133,6 +133,7 @@ lint: venv ## style, types, imports, lengths, determinism, small modules, API re
 	$(PY) scripts/lint_small_modules.py
 	$(PY) scripts/lint_module_names.py
 	$(PY) scripts/lint_rules.py
+	$(PY) scripts/lint_words.py
 	$(PY) scripts/reference.py --check
 
 # A lock and a stamp of its own: basedpyright brings Node along, which nothing else needs.

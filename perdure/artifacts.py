@@ -90,7 +90,7 @@ class Artifacts(Toolset):
     """Tools by which an agent writes texts beside its conversation: create, append, read and list.
 
     The names of the tools begin with ``artifact_``. Clients read the texts by ``await run.artifacts()``. They belong to
-    the conversation, and stay when it goes on under the same id.
+    the conversation, and stay when it continues under the same id.
     """
 
     name = "artifacts"

@@ -211,7 +211,7 @@ LIST_HINT = "`perdure list` shows all runs."
 
 
 class RunStuckError(PerdureError):
-    """The run cannot go on by itself: its workflow task fails repeatedly, or it has paused at a failure. The hint says
+    """The run cannot continue by itself: its workflow task fails repeatedly, or it paused at a failure. The hint says
     how to repair it."""
 
 

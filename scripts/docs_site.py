@@ -22,6 +22,7 @@ FOLDER = "files"
 
 _LINK = re.compile(r"(?<=\]\()(?![a-z]+:|#)([^)\s#]+)")
 _COMMENT = re.compile(r"^ *<!-- (?:test: .*?|api .*?|/api) -->\n", re.MULTILINE)
+_CELL = re.compile(r"<td\b.*?</td>", re.DOTALL)
 _UNLISTED = re.compile(r"[._]|node_modules$|.*\block\b")
 
 
@@ -52,6 +53,11 @@ def on_page_markdown(markdown: str, /, *, page: Page, **_: object) -> str:
         return link[1] if target is None else os.path.relpath(uri_of(target), Path(uri).parent)
 
     return _LINK.sub(there, _COMMENT.sub("", markdown)) if origin.suffix == ".md" else markdown
+
+
+def on_page_content(html: str, /, **_: object) -> str:
+    """Show bars in code within tables as Git hosts do: there they are escaped, and MkDocs keeps the escape."""
+    return _CELL.sub(lambda cell: cell[0].replace(r"\|", "|"), html)
 
 
 def links(target: Path) -> Iterator[Path]:

@@ -9,8 +9,9 @@ A page is plain Markdown. Between two comments stands what this program writes; 
 Options: `hide=NAME,NAME` leaves out public members, `members=none` all of them, `signature=none` the signature;
 `inherit=NAME,NAME` shows methods of a base class too, `base=CLASS` all members of a base class, before its own,
 `fields=all` fields without a docstring; `defaults=FUNCTION` names the function that has the defaults of a TypedDict of
-options. The heading is one level below the last one above the comment. `<!-- api http -->` is the operations of the
-HTTP API, from their OpenAPI document, `<!-- api dialects -->` the table of servers that differ.
+options. A section `Args:` becomes a table, with types and defaults from the signature; `**options` in it stands for the
+options that a signature unpacks. The heading is one level below the last one above the comment. `<!-- api http -->` is
+the operations of the HTTP API, from their OpenAPI document, `<!-- api dialects -->` the table of servers that differ.
 
 Usage: reference.py [--check] [PAGE …]    `--check` writes nothing, and fails if a page is not up to date.
 """
@@ -42,6 +43,8 @@ _PRIVATE_NAME = re.compile(r"_\w+")
 _ROLE = re.compile(r":(?:func|meth|class|attr|mod|data):`(?:~[\w.]+\.)?(?=\w)")
 _TEXT = re.compile(r"'([^'\"\\]*)'")
 _LITERAL = re.compile(r"``([^`]+)``")
+BAR = r"\|"
+"""A bar in a cell of a table."""
 _SECTION = re.compile(r"^(Args|Returns|Raises|Yields):\n((?: +.+\n?)+)", re.MULTILINE)
 
 
@@ -152,7 +155,7 @@ def list_members(subject: griffe.Class | griffe.Module, region: Region) -> Itera
 
 
 def list_classes(subject: griffe.Object, region: Region) -> list[griffe.Object]:
-    """The object, and before it the base class that the region names. Raises ``PageError`` if it is no base of it."""
+    """The object, and before it the base class that the region names. Raises ``PageError`` if it is not such a base."""
     if region.base is None:
         return [subject]
     base = find_object(region.base)
@@ -322,15 +325,73 @@ def format_parameter(parameter: griffe.Parameter) -> str:
 
 
 def render_docstring(subject: griffe.Object) -> str:
-    """The docstring as Markdown: ``code`` in single backquotes, roles without their prefix, sections as lists."""
+    """The docstring as Markdown: ``code`` in single backquotes, roles without their prefix, arguments as a table, other
+    sections as lists. Raises ``PageError``."""
     if subject.docstring is None:
         return ""
     text = re.sub(r"::$", ":", subject.docstring.value, flags=re.MULTILINE)
-    return _SECTION.sub(_list_section, _LITERAL.sub(r"`\1`", _ROLE.sub("`", text))).strip()
+    function = find_init(subject) if isinstance(subject, griffe.Class) else subject
+
+    def render(section: re.Match[str]) -> str:
+        if section[1] == "Args" and isinstance(function, griffe.Function):
+            return render_arguments(function, parse_section(section[2]))
+        return _list_section(section)
+
+    return _format_code(_SECTION.sub(render, text)).strip()
+
+
+def _format_code(text: str) -> str:
+    return _LITERAL.sub(r"`\1`", _ROLE.sub("`", text))
+
+
+def parse_section(text: str) -> dict[str, str]:
+    """The entries of a section by name; the lines of one are joined."""
+    entries = re.split(r"^(?=\S)", textwrap.dedent(text), flags=re.MULTILINE)
+    pairs = (entry.partition(":") for entry in entries if entry.strip())
+    return {name.strip(): " ".join(meaning.split()) for name, _, meaning in pairs}
+
+
+def render_arguments(function: griffe.Function, meanings: dict[str, str]) -> str:
+    """A table of the parameters. Raises ``PageError`` for one without a meaning, and for a meaning without one.
+
+    The entry ``**options`` stands for the keys of the TypedDicts that overloads unpack: their docstrings count.
+    """
+    if meanings.pop("**options", None) is not None:
+        meanings = find_option_meanings(function) | meanings
+    lines = ["| argument | type | default | |", "|---|---|---|---|"]
+    for parameter in function.parameters:
+        if parameter.name in ("self", "cls") or parameter.name.startswith("_"):
+            continue
+        if parameter.name not in meanings:
+            raise PageError(f"the docstring of {function.path} does not say what {parameter.name} means")
+        default = "required" if parameter.default is None else f"`{render_default(parameter.default)}`"
+        annotation, meaning = render_annotation(parameter.annotation), meanings.pop(parameter.name)
+        cells = (f"`{parameter.name}`", f"`{annotation}`", default, meaning)
+        lines.append(f"| {' | '.join(cell.replace('|', BAR) for cell in cells)} |")
+    if meanings:
+        raise PageError(f"{function.path} has no parameter {', '.join(meanings)}")
+    return "\n".join(lines) + "\n"
+
+
+def find_option_meanings(function: griffe.Function) -> dict[str, str]:
+    """The docstrings of the keys that overloads of ``function`` unpack, those of base classes too."""
+    meanings = dict[str, str]()
+    for each in function.overloads or ():
+        for parameter in each.parameters:
+            annotation = parameter.annotation
+            if isinstance(annotation, griffe.ExprSubscript) and str(annotation.left) == "Unpack":
+                assert isinstance(annotation.slice, griffe.Expr)
+                options = find_object(annotation.slice.canonical_path)
+                assert isinstance(options, griffe.Class)
+                for name, member in options.all_members.items():
+                    docstring = member.final_target.docstring if isinstance(member, griffe.Alias) else member.docstring
+                    meanings |= {name: " ".join(docstring.value.split())} if docstring else {}
+    return meanings
 
 
 def _list_section(section: re.Match[str]) -> str:
     items = re.sub(r"^(?=\S)", "- ", textwrap.dedent(section[2]), flags=re.MULTILINE)
+    items = re.sub(r"\b\w+Error(?=[^:\n]*:)", r"`\g<0>`", items) if section[1] == "Raises" else items
     return f"{section[1]}:\n\n{re.sub(r'^    +', '  ', items, flags=re.MULTILINE)}"
 
 

@@ -1,9 +1,5 @@
-"""The stages around the bare call of a model or a tool. ``worker.engine`` builds them; the order of a model call:
+"""The calls of a worker's activities, and the stages around them: :mod:`.pipeline` has their order.
 
-tracing → inline tools → owner → failures → prepare → journal → events → transcript → iteration → compaction → hooks →
-reply cache → budget → the call.
-
-A tool call passes tracing, failures, prepare, journal, events, the approval rules (the iteration stage) and hooks.
-:mod:`.stage` has the calls, the replies and the protocols; :mod:`.interceptor` attaches the stages to Temporal. The
-iteration stage is in :mod:`perdure.activities`, because it needs the agents.
+:mod:`.call` has the calls and replies that pass through them; one stage is one module of its name. The bare calls
+are in :mod:`.model`, :mod:`.tool` and :mod:`.iteration_hooks`; :mod:`.interceptor` attaches all of it to Temporal.
 """

@@ -16,8 +16,8 @@ from ..types.wire import CompactInput, ModelInput
 from .agents import Agents
 from .author_loop import AuthorLoop
 from .call import ConversationCall, ToolCall
+from .context_parts import CreateMemory
 from .iteration_hooks import HookRunner
-from .run_context import CreateMemory
 from .toolsets import Toolsets
 
 

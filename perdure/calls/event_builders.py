@@ -59,8 +59,9 @@ from ..types.tool_calls import (
 )
 from ..types.wire import CloseInput, CompactOutput, ModelInput, ModelOutput, NewMessage, NewResult, ToolOutput
 from .call import CloseCall, CompactCall, ModelCall, ModelReply, RemindCall, StepCall, ToolCall
+from .incoming import render_as_xml
 from .retries import RetryDecision
-from .transcript import build_response, render_as_xml
+from .run_rows import build_response
 
 # ---
 # Events of approvals.

@@ -20,6 +20,7 @@ from typing import cast
 from ..errors import MemoryChangedError, StoreError
 from ..ports.store import Blob, Claim, Commit, Journal, Outcome, move_text_to_blob
 from ..ports.test_seams import reach_point
+from ..types.outcome_unknown import format_lost_worker, format_lost_workers
 from ..types.wire import RequestFacts, ToolOutput
 from .call import CallT, NextTool, OutputT, Reply, ToolCall
 from .event_builders import build_tool_end_events, build_tool_start_events
@@ -192,18 +193,12 @@ def _find_unknown_outcome(call: ToolCall, claim: Claim) -> ToolOutput | None:
     if claim.state == "begun":
         return build_unknown_outcome(call)
     if retries is not None and claim.starts > retries + 1:
-        text = (
-            f"OutcomeUnknown: {name} was started {retries + 1} times and its worker was lost each time; "
-            "it is not run again. It may have happened or not."
-        )
+        text = format_lost_workers(name, retries + 1)
         return ToolOutput(key=call.key, content=text, is_error=True, status="unknown")
     return None
 
 
 def build_unknown_outcome(call: ToolCall) -> ToolOutput:
     """Build the result of a call that began, and of which no outcome is recorded."""
-    text = (
-        f"OutcomeUnknown: {call.input.name} was started, and its worker was lost before it reported back. "
-        "It may have happened or not, and it was not run again. Check before you repeat it."
-    )
+    text = format_lost_worker(call.input.name)
     return ToolOutput(key=call.key, content=text, is_error=True, status="unknown")

@@ -31,6 +31,7 @@ from .agent_setup import AgentSetup
 from .agents import Agents
 from .approvals import ApprovalGate, ApprovalStage
 from .author_loop import AuthorLoop
+from .budget import BudgetStage
 from .call import (
     ActivityCall,
     ActivityOutput,
@@ -44,21 +45,24 @@ from .call import (
     RequestCall,
     ToolCall,
 )
-from .compaction import SummaryStage, ViewStage
-from .event_feed import EventsStage, FailuresStage
+from .events import EventsStage
+from .failures import FailuresStage
 from .inline_tools import InlineStage
-from .iteration import IterationStage, ReplyReader, RequestBuilder
+from .iteration import IterationStage
 from .iteration_hooks import MESSAGE_EVENTS, HookRunner
 from .journal import JournalStage
 from .model_hooks import ModelHookStage
 from .prepare import PrepareStage
+from .prompt import RequestBuilder
+from .reply import ReplyReader
 from .reply_cache import ReplyCacheStage
-from .retries import BudgetStage
 from .run_owner import RunOwnerStage
 from .step_policy import StepPolicy
+from .summary import SummaryStage
 from .tool_hooks import ToolContextFactory, ToolHookStage
 from .tracing import TracingStage
 from .transcript import TranscriptStage
+from .view import ViewStage
 
 CallT = TypeVar("CallT")
 ResultT = TypeVar("ResultT")
@@ -121,7 +125,7 @@ class Parts:
     """Whether the run has cancelled the present activity; else the worker is stopping."""
     stream: bool
     report_waiting: Callable[[str], None]
-    """Called with the reason when a call waits for the store, and with "" when it goes on."""
+    """Called with the reason when a call waits for the store, and with "" when it continues."""
 
     def can_hooks_change_messages(self, agent: str) -> bool:
         """Whether hooks may change users' messages to the agent; for an agent that is not served here, those of the
@@ -158,95 +162,134 @@ class Pipelines:
                 return collected
 
 
+@dataclass(frozen=True, slots=True)
+class _Stages:
+    """The stages of a worker; those of several pipelines are shared."""
+
+    tracing: TracingStage
+    owner: RunOwnerStage
+    failures: FailuresStage
+    prepare: PrepareStage
+    journal: JournalStage
+    events: EventsStage
+    transcript: TranscriptStage
+    iteration: IterationStage
+    summary: SummaryStage
+    view: ViewStage
+    model_hooks: ModelHookStage
+    reply_cache: ReplyCacheStage
+    budget: BudgetStage
+    approvals: ApprovalStage
+    tool_hooks: ToolHookStage
+
+
 def build_pipelines(parts: Parts) -> Pipelines:
     """Build the pipelines. A tool call passes the same stages in an activity of its own and inline."""
-    store, agents, author, waiting = parts.store, parts.agents, parts.author, parts.report_waiting
-    gate, requests, view = (
-        ApprovalGate(author, agents.find),
-        RequestBuilder(author, parts.can_force_tool),
-        ViewStage(parts.views),
+    stages = _build_stages(parts)
+    tool = _build_tool(stages)
+    model = _build_model(stages, InlineStage(tool.around(parts.call_tool)))
+    return Pipelines(model, _build_compact(stages), _build_close(stages), _build_remind(stages), tool)
+
+
+def _build_model(stages: _Stages, inline: InlineStage) -> Pipeline[ModelCall, ModelOutput, RequestCall, Message]:
+    return (
+        Pipeline[ModelCall, ModelOutput, ModelCall, ModelOutput]()
+        .then(stages.tracing.step)
+        .then(inline.model)
+        .then(stages.owner.step)
+        .then(stages.failures.step)
+        .then(stages.prepare.step)
+        .then(stages.journal.step)
+        .then(stages.events.model)
+        .then(stages.transcript.model)
+        .then(stages.iteration.model)
+        .then(stages.view.request)
+        .then(stages.model_hooks.request)
+        .then(stages.reply_cache.request)
+        .then(stages.budget.request)
     )
-    tracing = TracingStage()
-    owner = RunOwnerStage(store, waiting)
-    failures = FailuresStage(store)
-    prepare = PrepareStage(parts.chain, store.store_id, agents.get, parts.authorise)
-    journal = JournalStage(parts.journal, waiting)
-    events = EventsStage(
-        store,
-        parts.is_stopped_by_run,
-        stream=parts.stream,
-        changed_by_hooks=parts.can_hooks_change_messages,
-        find_agent=agents.find,
+
+
+def _build_compact(stages: _Stages) -> Pipeline[CompactCall, CompactOutput, RequestCall, Message]:
+    return (
+        Pipeline[CompactCall, CompactOutput, CompactCall, CompactOutput]()
+        .then(stages.tracing.step)
+        .then(stages.owner.step)
+        .then(stages.failures.step)
+        .then(stages.prepare.step)
+        .then(stages.journal.step)
+        .then(stages.events.compact)
+        .then(stages.transcript.compact)
+        .then(stages.summary.compact)
+        .then(stages.model_hooks.request)
+        .then(stages.reply_cache.request)
+        .then(stages.budget.request)
     )
-    transcript = TranscriptStage(parts.chain, parts.journal, store, store.store_id, parts.setup.render_input)
-    iteration = IterationStage(
-        parts.setup,
-        parts.hook_runner,
-        StepPolicy(author, agents, parts.hook_runner),
-        requests,
-        ReplyReader(author, gate),
-        author,
+
+
+def _build_close(stages: _Stages) -> Pipeline[CloseCall, CloseOutput, ConversationCall[CloseInput], None]:
+    return (
+        Pipeline[CloseCall, CloseOutput, CloseCall, CloseOutput]()
+        .then(stages.tracing.step)
+        .then(stages.owner.close)
+        .then(stages.failures.step)
+        .then(stages.journal.step)
+        .then(stages.events.close)
+        .then(stages.transcript.close)
     )
-    model_hooks = ModelHookStage(author.run, parts.hooks)
-    reply_cache = ReplyCacheStage(store, parts.hooks)
-    budget = BudgetStage(lambda agent: agents.get(agent).limits)
-    tool = (
+
+
+def _build_remind(stages: _Stages) -> Pipeline[RemindCall, RemindOutput, ConversationCall[RemindInput], None]:
+    return (
+        Pipeline[RemindCall, RemindOutput, RemindCall, RemindOutput]()
+        .then(stages.tracing.step)
+        .then(stages.failures.step)
+        .then(stages.prepare.step)
+        .then(stages.journal.step)
+        .then(stages.events.remind)
+        .then(stages.transcript.remind)
+    )
+
+
+def _build_tool(stages: _Stages) -> Pipeline[ToolCall, ToolOutput, ToolCall, ToolOutput]:
+    return (
         Pipeline[ToolCall, ToolOutput, ToolCall, ToolOutput]()
-        .then(tracing.tool)
-        .then(failures.tool)
-        .then(prepare.tool)
-        .then(journal.tool)
-        .then(events.tool)
-        .then(ApprovalStage(agents, gate, parts.hook_runner, parts.setup.build_run_context).tool)
-        .then(ToolHookStage(author.run, agents.get, agents.find_tool, parts.tool_contexts, parts.hooks).tool)
+        .then(stages.tracing.tool)
+        .then(stages.failures.tool)
+        .then(stages.prepare.tool)
+        .then(stages.journal.tool)
+        .then(stages.events.tool)
+        .then(stages.approvals.tool)
+        .then(stages.tool_hooks.tool)
         .then(note_begin)
     )
-    model = (
-        Pipeline[ModelCall, ModelOutput, ModelCall, ModelOutput]()
-        .then(tracing.step)
-        .then(InlineStage(tool.around(parts.call_tool)).model)
-        .then(owner.step)
-        .then(failures.step)
-        .then(prepare.step)
-        .then(journal.step)
-        .then(events.model)
-        .then(transcript.model)
-        .then(iteration.model)
-        .then(view.request)
-        .then(model_hooks.request)
-        .then(reply_cache.request)
-        .then(budget.request)
+
+
+def _build_stages(parts: Parts) -> _Stages:
+    store, agents, author, hook_runner = parts.store, parts.agents, parts.author, parts.hook_runner
+    gate = ApprovalGate(author, agents.find)
+    requests, view = RequestBuilder(author, parts.can_force_tool), ViewStage(parts.views)
+    policy = StepPolicy(author, agents, hook_runner)
+    return _Stages(
+        tracing=TracingStage(),
+        owner=RunOwnerStage(store, parts.report_waiting),
+        failures=FailuresStage(store),
+        prepare=PrepareStage(parts.chain, store.store_id, agents.get, parts.authorise),
+        journal=JournalStage(parts.journal, parts.report_waiting),
+        events=EventsStage(
+            store,
+            parts.is_stopped_by_run,
+            stream=parts.stream,
+            changed_by_hooks=parts.can_hooks_change_messages,
+            find_agent=agents.find,
+        ),
+        transcript=TranscriptStage(parts.chain, parts.journal, store, store.store_id, parts.setup.render_input),
+        iteration=IterationStage(parts.setup, hook_runner, policy, requests, ReplyReader(author, gate), author),
+        summary=SummaryStage(parts.setup, requests, view),
+        view=view,
+        model_hooks=ModelHookStage(author.run, parts.hooks),
+        reply_cache=ReplyCacheStage(store, parts.hooks),
+        budget=BudgetStage(lambda agent: agents.get(agent).limits),
+        approvals=ApprovalStage(agents, gate, hook_runner, parts.setup.build_run_context),
+        tool_hooks=ToolHookStage(author.run, agents.get, agents.find_tool, parts.tool_contexts, parts.hooks),
     )
-    compact = (
-        Pipeline[CompactCall, CompactOutput, CompactCall, CompactOutput]()
-        .then(tracing.step)
-        .then(owner.step)
-        .then(failures.step)
-        .then(prepare.step)
-        .then(journal.step)
-        .then(events.compact)
-        .then(transcript.compact)
-        .then(SummaryStage(parts.setup, requests, view).compact)
-        .then(model_hooks.request)
-        .then(reply_cache.request)
-        .then(budget.request)
-    )
-    close = (
-        Pipeline[CloseCall, CloseOutput, CloseCall, CloseOutput]()
-        .then(tracing.step)
-        .then(owner.close)
-        .then(failures.step)
-        .then(journal.step)
-        .then(events.close)
-        .then(transcript.close)
-    )
-    remind = (
-        Pipeline[RemindCall, RemindOutput, RemindCall, RemindOutput]()
-        .then(tracing.step)
-        .then(failures.step)
-        .then(prepare.step)
-        .then(journal.step)
-        .then(events.remind)
-        .then(transcript.remind)
-    )
-    return Pipelines(model, compact, close, remind, tool)

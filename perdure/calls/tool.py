@@ -1,6 +1,6 @@
 """The bare tool call: prepare (check the arguments again), execute, finalise (text for the model).
 
-Also has the cancellation of a call, and the worker's part of calls that run elsewhere.
+Also has the cancellation of a call.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from ..types.wire import REMOTE_BYTES, ToolOutput
 from .agents import Agents
 from .author_loop import AuthorLoop, OverdueError
 from .call import ToolCall, build_error_output
-from .run_context import CreateMemory
+from .context_parts import CreateMemory
 from .toolsets import Toolsets
 
 # ---
@@ -92,44 +92,6 @@ class TaskCancellation:
 def get_cancellation() -> Cancellation:
     """Return the cancellation of the current call, in an activity or in process."""
     return ActivityCancellation() if activity.in_activity() else TaskCancellation()
-
-
-# ---
-# External calls (remote and callback) on the worker's side: the checks before them.
-#
-# Hooks and rules run around the activities before and after the call as around any tool's: the stages see a call and
-# its outcome.
-
-
-async def clear_external_call(
-    author: AuthorLoop, tool: Tool | None, call: ToolCall, side: BeforeExternalCall
-) -> ToolOutput:
-    """Clear the call for handover, with its arguments as the hooks have changed them. ``tool`` is None for one that
-    the turn's client has declared. Raises ``ToolError``."""
-    if tool is not None and not isinstance(tool, CallbackTool if side.client else RemoteTool):
-        raise ToolError(f"{call.input.name} is now another kind of tool; retry the call")
-    arguments = dict(call.arguments)
-    _check_external_arguments(call.input.name, arguments)
-    if tool is not None:
-        await author.run(f"validators of tool {tool.name}", tool.build_disposition, arguments)
-    changed = None if is_same_json(arguments, call.input.arguments) else arguments
-    return ToolOutput(key=call.key, status="cleared", cleared=Clearance(arguments=changed))
-
-
-def build_returned_output(call: ToolCall, side: AfterExternalCall) -> ToolOutput:
-    """Build the output of an external call's result, for the hooks after it."""
-    text = side.text or ""
-    call.error = ToolError(text) if side.is_error else None
-    return ToolOutput(key=call.key, content=text, is_error=side.is_error)
-
-
-def _check_external_arguments(name: str, arguments: dict[str, Any]) -> None:
-    """Raise ``ArgumentsError`` for arguments that are not plain JSON or larger than ``REMOTE_BYTES``."""
-    problem = f"the arguments of {name} are not valid"
-    if flaw := find_json_flaw(arguments):
-        raise ArgumentsError(f"{problem}: they must be plain JSON: {flaw}")
-    if (size := measure_json(arguments)) > REMOTE_BYTES:
-        raise ArgumentsError(f"{problem}: they have {size:,} bytes and may have {REMOTE_BYTES:,}")
 
 
 class ToolActivity:
@@ -313,3 +275,34 @@ def _build_cancelled_output(call: ToolCall, tool: Tool | None) -> ToolOutput:
 
 def _describe_running_thread(tool: Tool) -> str:
     return "" if tool.is_async else "; a plain function cannot be stopped, so it may still complete"
+
+
+async def clear_external_call(
+    author: AuthorLoop, tool: Tool | None, call: ToolCall, side: BeforeExternalCall
+) -> ToolOutput:
+    """Clear the call for handover, with its arguments as the hooks have changed them. ``tool`` is None for one that
+    the turn's client has declared. Raises ``ToolError``."""
+    if tool is not None and not isinstance(tool, CallbackTool if side.client else RemoteTool):
+        raise ToolError(f"{call.input.name} is now another kind of tool; retry the call")
+    arguments = dict(call.arguments)
+    _check_external_arguments(call.input.name, arguments)
+    if tool is not None:
+        await author.run(f"validators of tool {tool.name}", tool.build_disposition, arguments)
+    changed = None if is_same_json(arguments, call.input.arguments) else arguments
+    return ToolOutput(key=call.key, status="cleared", cleared=Clearance(arguments=changed))
+
+
+def build_returned_output(call: ToolCall, side: AfterExternalCall) -> ToolOutput:
+    """Build the output of an external call's result, for the hooks after it."""
+    text = side.text or ""
+    call.error = ToolError(text) if side.is_error else None
+    return ToolOutput(key=call.key, content=text, is_error=side.is_error)
+
+
+def _check_external_arguments(name: str, arguments: dict[str, Any]) -> None:
+    """Raise ``ArgumentsError`` for arguments that are not plain JSON or larger than ``REMOTE_BYTES``."""
+    problem = f"the arguments of {name} are not valid"
+    if flaw := find_json_flaw(arguments):
+        raise ArgumentsError(f"{problem}: they must be plain JSON: {flaw}")
+    if (size := measure_json(arguments)) > REMOTE_BYTES:
+        raise ArgumentsError(f"{problem}: they have {size:,} bytes and may have {REMOTE_BYTES:,}")

@@ -171,21 +171,22 @@ class Client:
         tenant: str | None = None,
         user: str | None = None,
     ) -> Run[Any]:
-        """Start a run. ``id`` is its name, generated if omitted; its ``context_id`` (:attr:`Run.id`) is the name, for a
-        ``tenant`` with that before it (:mod:`perdure.types.run_ids`). ``message`` is text, or a list of texts and
-        ``File``, or for an agent with an input type an instance of it or a mapping.
+        """Start a run.
 
-        ``mode="run"`` ends with the answer; ``"session"`` waits for more messages until it is closed or none has come
-        for ``idle_timeout`` (seconds, or ``"1h"``). ``context`` is the author's own data, plain JSON or an instance of
-        the agent's context type; ``auth_context`` is on whose behalf the run acts (plain JSON), and is sent encrypted;
-        ``auth_ref``, in its place, is a reference that the worker resolves; ``history`` is the conversation to continue
-        (messages, a session in the form of ``types.session_form``, a run, a response, a head); ``override`` changes the
-        agent for this run. ``output`` is the type of outputs of an ``agent`` given by its name: plain JSON by default.
-        ``tenant`` and ``user`` are labels of the run, its subagents and forks for :meth:`list`; they authorise nothing.
+        Args:
+            agent: The agent, or its name.
+            message: Text, or a list of texts and ``File``. For an agent with an input type an instance of it, or a
+                mapping.
+            context: The author's own data: plain JSON, or an instance of the agent's context type.
+            output: The type of outputs, for an ``agent`` given by its name; plain JSON by default.
+            **options: Those of ``StartOptions``.
 
-        Raises ``RunExistsError`` for an existing id, unless ``if_exists="attach"`` returns that run, which must have
-        been started with the same message (typed inputs are not compared), for no other user; ``RunIdError`` for an id
-        that no new run may have; ``InvalidInputError``, ``DefinitionError``; ``AuthContextUnavailableError``.
+        Raises:
+            RunExistsError: The id exists. With ``if_exists="attach"`` only if that run was started with another
+                message (typed inputs are not compared), or for another user.
+            RunIdError: No new run may have the id.
+            InvalidInputError, DefinitionError: An argument is wrong.
+            AuthContextUnavailableError: There is no key to encrypt ``auth_context`` with.
         """
         options: Any = {"history": history, "idle_timeout": idle_timeout, "tenant": tenant, "user": user}
         start = await build_start_input(
@@ -255,14 +256,16 @@ class Client:
     ) -> Turn[Any]:
         """Send a message to the conversation ``id``, and return the turn that it joins or opens.
 
-        A conversation that does not exist is opened as a session; a closed one continues from its end. ``context``,
-        ``history`` and ``idle_timeout`` apply when it is opened. The same ``message_id`` twice counts once; concurrent
-        senders are safe. ``override`` changes the agent for this turn; ``client_tools`` are tools that the client runs,
-        for this turn (:class:`~perdure.types.client_tools.ClientTool`); ``task_id`` names the turn. With
-        ``auth_context`` or ``auth_ref`` the conversation acts on that behalf from the step that takes the message. A
-        message of None opens a turn without a message. ``output`` is as of :meth:`start`. ``tenant`` is part of the
-        conversation's id; ``user`` is that of the message that begins the conversation: later ones need not repeat it,
-        and are refused with another.
+        A conversation that does not exist is opened as a session; a closed one continues from its end. Concurrent
+        senders are safe.
+
+        Args:
+            agent: The agent, or its name.
+            message: As of :meth:`start`. None opens a turn without a message.
+            context: The author's own data of a conversation that is opened: plain JSON, or an instance of the agent's
+                context type.
+            output: The type of outputs, for an ``agent`` given by its name; plain JSON by default.
+            **options: Those of ``SendOptions``.
 
         Returns when the workflow has accepted the message, which needs a worker. Raises as :meth:`start`.
         """

@@ -327,8 +327,10 @@ def join_end_watch(run: RunHandle, store: Store) -> AbstractAsyncContextManager[
 
 
 async def _wait_for_end(run: RunHandle, store: Store) -> RunEnd | None:
-    """Wait until the run has ended and its events have the end; return an end that they may not have. Raises
-    ``RunNotFoundError`` if neither the server nor the store has the run."""
+    """Wait until the run has ended and its end is recorded as an event. Return the end if it could not be recorded.
+
+    Raises ``RunNotFoundError`` if neither the server nor the store has the run.
+    """
 
     async def describe() -> WorkflowExecutionDescription | None:
         try:

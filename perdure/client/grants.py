@@ -84,7 +84,7 @@ class SignedIn:
 
     grant: McpGrant
     answered: tuple[str, ...]
-    """Ids of the runs whose calls had waited for it, and go on."""
+    """Ids of the runs whose calls had waited for it, and continue."""
     unanswered: tuple[str, ...]
     """Ids of the runs that wait for it and did not answer, as no worker serves them: they may be told once one does, or
     are answered by hand."""
@@ -141,7 +141,7 @@ class McpGrants:
     ) -> SignedIn:
         """Finish a sign-in with the parameters of the URL that the browser came back to, once. ``by``: only if this
         person has begun it; ``tenants``: only for one of these, which may have people of the same name. Calls that wait
-        for it are answered, and go on."""
+        for it are answered, and continue."""
         from ..mcp.sign_in import PendingSignIn, finish_sign_in
 
         if len(answer) > MAX_PARAMETERS or any(len(text) > MAX_PARAMETER_CHARS for text in answer.values()):

@@ -444,7 +444,7 @@ class Run(StreamReader[OutputT]):
 
         Messages, approvals and answers that come meanwhile are kept; :meth:`cancel` and :meth:`interrupt` work. A turn
         that has its answer by then ends as usual. ``status().pause`` has who paused it, and why; the first pause
-        counts. Subagents in progress go on, unless ``children`` pauses them, and those below them, too.
+        counts. Subagents in progress continue, unless ``children`` pauses them, and those below them, too.
 
         Raises ``RunClosedError``, ``RunNotFoundError``; ``InvalidInputError`` for a ``reason`` over 1,000 characters;
         with ``children`` ``NoWorkerError``, when this run is paused and its subagents are not known.
@@ -460,11 +460,11 @@ class Run(StreamReader[OutputT]):
         by: str | None = None,
     ) -> None:
         """Let a paused run retry the step that it paused at; reopen a run that failed, was cancelled, was terminated or
-        timed out, from the end of its conversation; its limits count anew.
+        timed out, from the end of its conversation; its limits count from zero.
 
         ``limits`` raises limits: ``{"cost_usd": 5, "turn": {"tokens": 50_000}}``, as totals since the start of the run
         or of the current turn; the highest of several values counts. ``children`` resumes the subagents in progress,
-        too. ``from_store`` is for a store that is an older backup: the run starts anew from what that has, and later
+        too. ``from_store`` is for a store that is an older backup: the run starts again from what that has, and later
         calls may be made and paid for again. Raises ``RunClosedError`` for a run that has completed: send it a message;
         ``RunStuckError`` if its workflow task fails repeatedly; ``InvalidInputError`` for ``limits``, or if nothing
         is lost."""

@@ -239,7 +239,7 @@ class StreamReader(Generic[OutputT]):
         of the type that the handle was made with (``client.run(id, output=Outline)``); else plain JSON. Nothing is
         yielded while the output does not fit its type yet: fields need a default, or a ``TypedDict`` with
         ``total=False``, to be seen before all are written. Another attempt, and the next answer after one that was
-        rejected, begin anew. If the output is text, it is the text of each reply so far; so it is where the type is not
+        rejected, begin again. A text is yielded as the text of each reply so far; so it is where the type is not
         known, until the model writes a structured answer. Raises as :meth:`stream`, in place of the last value;
         ``ParseError`` if the output does not fit the type.
         """

@@ -98,8 +98,10 @@ class ConsoleAccess:
         return visitor
 
     async def _find_login(self, request: Request) -> Visitor | None:
-        """Return the visitor of the login in the cookie; None without a valid one, as after it has expired: the request
-        may say in another way who sends it."""
+        """Return the visitor that the login cookie names, or None if there is no valid one.
+
+        The caller then tries the other ways to authenticate.
+        """
         parts = _LOGIN.fullmatch(request.cookies.get(LOGIN_COOKIE, ""))
         if parts is None:
             return None

@@ -456,8 +456,10 @@ async def _fork(page: Page, text: str) -> Response:
 
 
 async def _count_replies(page: Page, head: str) -> int:
-    """Return how many replies the conversation has up to the one that ends with the node ``head``, as forks count them.
-    Raises ``InvalidInputError`` for one that the conversation does not have any longer."""
+    """Return the number of the reply that ends with the node ``head``, as ``fork(at=…)`` takes it.
+
+    Raises ``InvalidInputError`` if the conversation does not have the node any longer.
+    """
     store = await page.call.client.store()
     present = await page.call.run.read_head(store)
     if present != head:

@@ -267,7 +267,7 @@ class ToolContext(RunContext[ContextT_co]):
     def ask(
         self, question: str, schema: Any = None, *, expires: float | str | timedelta | None = None
     ) -> Awaitable[Any]:
-        """Ask a person, and go on with the answer: ``amount = await ctx.ask("How much?", float)``.
+        """Ask a person, and continue with the answer: ``amount = await ctx.ask("How much?", float)``.
 
         The run of the tool ends here; the call waits in the inbox (``client.approvals()``), without a worker's slot
         and for months if need be. After the answer the tool **runs again from its start**, and this call returns the

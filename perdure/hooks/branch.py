@@ -72,8 +72,8 @@ class Branches:
     """The branches that the policies of one attempt begin."""
 
     def __init__(self, recorded: tuple[BranchOutcome, ...], read_answer: Callable[[BranchOutcome], Any]) -> None:
-        """``recorded`` are the outcomes of earlier attempts' branches; ``read_answer`` returns the answer of one, or
-        raises."""
+        """``recorded``: outcomes of branches from earlier attempts. ``read_answer`` returns the answer of one,
+        or raises ``BranchError``."""
         self._unclaimed = list(recorded)
         self._read_answer = read_answer
         self.new_branches: list[Branch] = []

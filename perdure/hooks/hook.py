@@ -133,7 +133,7 @@ def hook(
     """Make a function, sync or async, a hook: ``@hook("before_llm_call")``.
 
     The function takes any of the parameters that ``EVENTS`` lists for the event, by name. If it raises, the call fails
-    with an error that names the hook; with ``on_error="log"`` the error is logged and the call goes on. ``agents`` are
+    with an error that names the hook; with ``on_error="log"`` the error is logged, and the call runs. ``agents`` are
     those that a step policy asks (``step.branch``): every worker that runs the policy serves them.
 
     Raises ``DefinitionError`` for an unknown event, and for a parameter that the event does not have.

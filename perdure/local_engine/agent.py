@@ -36,27 +36,45 @@ if TYPE_CHECKING:
 class Agent(AgentSpec[ContextT, OutputT]):
     """A model with instructions and tools, under a name by which workers and clients refer to it.
 
-    ``model`` is ``"<provider>:<model>"`` or a ``Provider`` object, or a list of them, the fallback chain: when one
-    fails, the next is called at once. ``instructions`` is the system prompt, a sync or async function of a
-    ``RunContext`` that returns it, or a list of such parts. ``context`` is the type of the run's own data (a pydantic
-    model, a dataclass, a TypedDict): it is validated when a run starts, and ``ctx.context`` is an instance of it.
-    ``input`` and ``output`` are the types of the run's input and answer; text by default. ``finish="text"``: a reply
-    with text and no tool calls is the answer; ``"tag"``: the answer is inside ``<finish>…</finish>``; ``"tool"``, the
-    default for every output type but text: the arguments of the tool ``__finish__`` are the answer. An answer that does
-    not fit the type, or that ``output_validators`` reject, goes back to the model up to ``parse_retries`` times.
-    ``limits`` bounds what a run, its turns and a model call may use. At a limit, and at ``max_iterations`` model calls
-    in a turn (50), ``on_limit`` decides: ask the model for its answer (``"finish"``), return the last text
-    (``"return"``), raise ``MaxIterationsError`` or ``BudgetExceededError`` (``"error"``), or wait until the limit is
-    raised (``"pause"``).
-
-    ``compaction`` keeps long conversations short: a ``Compaction``, or a list of several. ``toolsets`` list their tools
-    when a run begins: MCP servers, ``Artifacts``, or custom ones (``Toolset``). ``subagents`` are agents, or names of
-    agents of the same worker: each is a tool ``call_NAME``, and each call of it is a run of its own. ``approvals`` are
-    rules on calls; the first that matches decides: ``[allow("read_*"), deny("rm", path="/etc/*"), ask("*")]``. Where
-    none matches, the tool's own ``needs_approval`` decides. On versioned workers a run moves to the current version at
-    its next step, or with ``versioning="pinned"`` at the end of its turn. With ``client_tools=True`` the client of a
-    turn may declare tools that it runs itself. ``caller_overrides`` and ``caller_claims`` name what a caller of a
-    service may change and say; with ``internal=True`` only other agents call it.
+    Args:
+        name: What workers, clients and other agents call it.
+        model: ``"<provider>:<model>"``, a ``Provider`` object, or a list of them: when one fails, the next is called at
+            once.
+        description: What the agent does, for the model of an agent that calls it.
+        instructions: The system prompt: a text, a sync or async function of a ``RunContext`` that returns it, or a list
+            of such parts.
+        input: The type of the run's input. ``str`` is text and files.
+        output: The type of the answer.
+        context: The type of the run's own data: a pydantic model, a dataclass, a TypedDict. It is validated when a run
+            starts, and ``ctx.context`` is an instance of it.
+        tools: Functions, or what ``@tool`` makes of them.
+        toolsets: Sources of tools that are listed when a run begins: MCP servers, ``Artifacts``, custom ones.
+        subagents: Agents, or names of agents of the same worker. Each is a tool ``call_NAME``, and each call of it is a
+            run of its own.
+        settings: Settings of the model: ``{"temperature": 0}``.
+        provider_options: Fields that the provider is sent as they are: ``{"store": True}``.
+        finish: How a reply becomes the answer. ``"text"``: it has text and no tool calls. ``"tag"``: it has the answer
+            inside ``<finish>…</finish>``. ``"tool"``, the default for every output type but text: it calls the tool
+            ``__finish__``, whose arguments are the answer.
+        parse_retries: How often an answer that does not fit the type, or that a validator rejects, goes back to the
+            model.
+        output_validators: Functions that check the answer, and may raise ``ModelRetry``.
+        max_iterations: Model calls in a turn; 50 by default.
+        on_limit: What happens at a limit, or at ``max_iterations``. ``"finish"`` asks the model for its answer,
+            ``"return"`` returns the last text, ``"error"`` raises ``MaxIterationsError`` or ``BudgetExceededError``,
+            ``"pause"`` waits until the limit is raised.
+        limits: Bounds what a run, its turns and a model call may use.
+        compaction: Keeps long conversations short: a ``Compaction``, or a list of several.
+        hooks: Hooks around the agent's own calls, after those of the worker.
+        approvals: Rules on calls, of which the first that matches decides: ``[allow("read_*"), ask("*")]``. Where none
+            matches, the tool's own ``needs_approval`` decides.
+        versioning: When a run moves to the current version of versioned workers: ``"auto_upgrade"`` at its next step,
+            ``"pinned"`` at the end of its turn.
+        client_tools: Whether the client of a turn may declare tools that it runs itself.
+        caller_overrides: What of the agent callers of a service may change: ``["settings.temperature", "limits"]``.
+        caller_claims: What callers of a service may say of themselves: ``context``, ``auth_context``, ``auth_ref``,
+            ``user``.
+        internal: Whether only other agents call it, and no caller of a service.
 
     Raises ``DefinitionError`` (or ``SettingsError``) that names the problem and the way out.
 

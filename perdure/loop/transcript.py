@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..types.messages import Message, OpaquePart, Part, TextPart, ThinkingPart, ToolCallPart, ToolResultPart, clean_text
+from ..types.outcome_unknown import RUN_ENDED
 from ..types.plain_json import find_json_flaw, parse_json
 from ..types.transcript import map_pieces
 
@@ -200,8 +201,7 @@ def build_closing_messages(prefix: Sequence[Message], fresh: Sequence[Message]) 
         return []
     closed_ids = {result.call_id for message in fresh for result in message.tool_results}
     missing = [part for part in prefix[-1].tool_calls if part.id not in closed_ids]
-    text = "OutcomeUnknown: the run was ended before this call reported back. It may have happened or not."
-    parts = tuple(ToolResultPart(call_id=part.id, name=part.name, content=text, is_error=True) for part in missing)
+    parts = tuple(ToolResultPart(call_id=part.id, name=part.name, content=RUN_ENDED, is_error=True) for part in missing)
     return [Message(role="tool", parts=parts)] if parts else []
 
 

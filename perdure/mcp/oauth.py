@@ -14,7 +14,7 @@ from ..types.approvals import Consent
 class OAuth:
     """A server at which a person signs in: OAuth 2.1 as MCP has it.
 
-    A call that lacks consent waits as a question until somebody signs in: with ``perdure mcp login URL``, or in the
+    A call that lacks consent waits as a question until a person signs in: with ``perdure mcp login URL``, or in the
     console. The grant is stored, encrypted, and refreshed by the workers.
     """
 

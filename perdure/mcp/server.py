@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 from ..errors import DefinitionError, PerdureError, ToolError
 from ..ports.toolset import ListedTool, OnChange, Toolset
 from ..tools import RunContext
+from ..types.outcome_unknown import describe_lost_connection
 from ..types.redaction import Redaction, find_address_secrets, find_argument_secrets, find_variable_secrets
 from .authorization import Authorization, MachineAuthorization, PersonAuthorization, find_grant_owner
 from .grants import describe_url
@@ -324,7 +325,7 @@ class MCPServer(Toolset):
             except LostError as error:
                 delay = next(delays, None) if error.may_return else 0.0
                 if not retryable or delay is None:
-                    raise ToolError(f"{error.message}; the call may have happened or not") from error
+                    raise ToolError(describe_lost_connection(error.message)) from error
                 retryable = error.may_return
                 await asyncio.sleep(delay)
 

@@ -17,7 +17,7 @@ from .times import add_seconds
 
 
 class WaitCursor(NamedTuple):
-    """The place of a wait in a list: the list goes on after it."""
+    """The place of a wait in a list: the list continues after it."""
 
     at: str
     """``created_at`` of the wait; in the order of expiry its ``expires_at``."""

@@ -35,7 +35,7 @@ class StreamedThinking:
         self._details: list[dict[str, Any]] = []
 
     def add(self, delta: Mapping[str, Any]) -> str:
-        """Take the thinking in ``delta``; the text to show."""
+        """Add the reasoning of ``delta`` to the reply. Return the part of it to stream."""
         for detail in read_array(delta.get("reasoning_details")):
             if isinstance(detail, Mapping):
                 self._add_detail(dict(detail))
@@ -153,7 +153,7 @@ class ChatReply(StreamedReply):
             yield from self._feed_text(text)
 
     def _feed_text(self, text: str) -> Iterator[StreamEvent]:
-        """Text of the content, which may begin with thinking in tags."""
+        """Add text of the content, which may begin with thinking in tags. Yield the events to stream."""
         thinking, text = self._tags.add(text) if self._tags is not None else ("", text)
         if thinking and (shown := self._thinking.add({TAGGED_FIELD: thinking})):
             yield ThinkingDelta(shown)

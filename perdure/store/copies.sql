@@ -15,6 +15,3 @@ WHERE usable_from = :unfinished
 SELECT 1 FROM meta
 WHERE usable_from = :unfinished
 FOR UPDATE
-
--- name: finish_copy
-UPDATE meta SET usable_from = :usable_from

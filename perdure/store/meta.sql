@@ -13,3 +13,6 @@ SELECT version_num, usable_from FROM perdure_version LEFT JOIN meta ON true
 
 -- name: read_identity
 SELECT version_num, usable_from, store_id, created_at FROM perdure_version LEFT JOIN meta ON true
+
+-- name: set_usable_from
+UPDATE meta SET usable_from = :usable_from

@@ -14,7 +14,7 @@ SQL = load_statements("nodes")
 
 MISSING_NODE_HINT = (
     "Restore it from a backup of the store and `resume` the run, or fork the run from a head that is intact. If the "
-    "store is itself a backup older than the run: `perdure resume ID --from-store` goes on from what it has."
+    "store is itself a backup older than the run: `perdure resume ID --from-store` continues from what it has."
 )
 
 

@@ -564,8 +564,7 @@ class PostgresStore(StoreTables):
     async def nudge(self, run_id: str) -> None:
         """See :class:`perdure.ports.nudges.Nudges`. By any connection: PgBouncer passes it on in every mode."""
         if channel := self._get_channel():
-            notify = "SELECT pg_notify(:channel, :run_id)"
-            await self._fetch(notify, channel=get_nudge_channel(channel), run_id=run_id)
+            await self._fetch(SQL.nudge, channel=get_nudge_channel(channel), payload=run_id)
 
     def watch_nudges(self, on_nudge: Callable[[str], object]) -> Callable[[], None]:
         """See :class:`perdure.ports.nudges.Nudges`."""

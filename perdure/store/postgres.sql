@@ -41,6 +41,13 @@ WHERE relkind IN ('r', 'p') AND pg_table_is_visible(oid)
 -- name: read_server
 SELECT 'PostgreSQL ' || current_setting('server_version')
 
+-- name: check_connection
+SELECT 1
+
+-- name: lock_migration
+-- One process at a time migrates a database.
+SELECT pg_advisory_xact_lock(:key)
+
 -- name: list_connected_code
 -- Of connections to this database, but for this one: the code that they are of.
 SELECT application_name FROM pg_stat_activity
@@ -71,3 +78,6 @@ WHERE attrelid = to_regclass(:table) AND attnum > 0 AND atttypid IN ('text'::reg
 
 -- name: find_sequence
 SELECT pg_get_serial_sequence(:table, :column)
+
+-- name: nudge
+SELECT pg_notify(:channel, :payload)

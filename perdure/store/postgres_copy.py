@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from ..errors import StoreError
-from . import migrations
+from . import meta, migrations
 from .copies import COPIED_TABLES, PAGE_BYTES, PAGE_ROWS, Identity, Row, build_finished_error, build_occupied_error
 from .postgres_connection import (
     POSTGRES_FAILURES,
@@ -168,7 +168,7 @@ class PostgresEnd:
                 if (sequence := await self._run(find)) is not None:
                     select = f"SELECT setval('{sequence}', max({column})) FROM {table}"  # noqa: S608  # names of the schema
                     await self._run(self._connection.execute(select))
-        await self._write(self._fetch, SQL.finish_copy, usable_from=usable_from)
+        await self._write(self._fetch, meta.SQL.set_usable_from, usable_from=usable_from)
 
     async def _write(self, work: Callable[..., Awaitable[Any]], *arguments: Any, **options: Any) -> None:
         async def write() -> None:

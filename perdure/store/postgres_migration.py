@@ -73,7 +73,7 @@ async def migrate_postgres(
 
 
 def _migrate(connection: Connection, place: str, identity: dict[str, Any], contract: bool) -> list[str]:
-    connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": LOCK_KEY})
+    connection.execute(text(SQL.lock_migration.render("postgresql", {})), {"key": LOCK_KEY})
     connection.execute(text(f"SET LOCAL lock_timeout = '{LOCK_SECONDS}s'"))
     tables = set(inspect(connection).get_table_names())
     version, usable_from, applied = "", None, []

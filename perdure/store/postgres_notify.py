@@ -251,7 +251,7 @@ class EventNotifications:
             async with self._using:
                 connection = await self._connect()
                 if is_complete:
-                    await connection.execute("SELECT 1")
+                    await connection.execute(SQL.check_connection.render("postgresql", {}))
                 if self._awaits_events and not self._is_listening:
                     await connection.add_listener(channel, self._on_notification)
                     self._is_listening = True

@@ -25,13 +25,14 @@ from ..errors import StoreError, StoreMismatchError
 from . import meta
 from .migrations import CURRENT_VERSION, VERSION_TABLE, check_still_usable
 from .schema import MAX_KEYS, TABLES
-from .statements import PARAMETER, Statement
+from .statements import PARAMETER, Statement, load_statements
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
 logger = logging.getLogger("perdure.store")
 
+SQL = load_statements("sqlite")
 T = TypeVar("T")
 
 # ---
@@ -390,7 +391,7 @@ class SqliteSession:
             return _open_empty_store()
         connection = self._open_connection("mode=ro")
         try:
-            tables = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+            tables = SqliteDatabase(connection).run(SQL.count_tables).fetchone()[0]
         except sqlite3.Error as error:
             connection.close()
             code = getattr(error, "sqlite_errorcode", 0) & 0xFF

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from . import migrations
+from . import meta, migrations
 from .copies import COPIED_TABLES, PAGE_BYTES, PAGE_ROWS, Identity, Row, build_finished_error, build_occupied_error
 from .meta import assign_store_id
 from .schema import TABLES, as_bytes
@@ -148,7 +148,9 @@ class SqliteEnd:
 
     async def finish(self, usable_from: str) -> None:
         """See :class:`.copies.CopyEnd`."""
-        self._write(lambda connection: SqliteDatabase(connection).run(SQL.finish_copy, usable_from=usable_from))
+        self._write(
+            lambda connection: SqliteDatabase(connection).run(meta.SQL.set_usable_from, usable_from=usable_from)
+        )
 
     def _write(self, work: Callable[[sqlite3.Connection], Any]) -> None:
         def write(connection: sqlite3.Connection) -> None:

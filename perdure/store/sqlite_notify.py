@@ -18,7 +18,9 @@ from dataclasses import dataclass
 from ..errors import StoreError
 from . import event_log
 from .sqlite_connection import CLOSED, CLOSED_HINT, SqliteDatabase, SqliteSession
+from .statements import load_statements
 
+SQL = load_statements("sqlite")
 BUSY_INTERVAL, QUIET_INTERVAL = 0.01, 0.05
 """Seconds between two polls: while commits come in and ``BUSY_SECONDS`` seconds after, and otherwise."""
 BUSY_SECONDS = 2.0
@@ -27,11 +29,6 @@ LINGER_SECONDS = 1.0
 it."""
 NUDGE_SECONDS = 3.0
 """Seconds for which the row of a nudge counts, and is looked for."""
-WRITE_NUDGE = """
-    INSERT INTO nudges (run_id, nudged_at) VALUES (:run_id, :now)
-    ON CONFLICT (run_id) DO UPDATE SET nudged_at = excluded.nudged_at"""
-DELETE_OLD_NUDGES = "DELETE FROM nudges WHERE nudged_at < :since"
-SELECT_NUDGES = "SELECT run_id, nudged_at FROM nudges WHERE nudged_at >= :since"
 MIN_INTERVAL = 0.005
 """Shortest time between two polls in seconds, however much this process writes."""
 
@@ -52,8 +49,8 @@ class _NudgeWatcher:
 def write_nudge(database: SqliteDatabase, run_id: str) -> None:
     """Write the row of a nudge, and delete old ones."""
     now = time.time()
-    database.run(DELETE_OLD_NUDGES, since=now - NUDGE_SECONDS)
-    database.run(WRITE_NUDGE, run_id=run_id, now=now)
+    database.run(SQL.delete_old_nudges, since=now - NUDGE_SECONDS)
+    database.run(SQL.write_nudge, run_id=run_id, now=now)
 
 
 class EventWatcher:
@@ -204,7 +201,7 @@ class EventWatcher:
         _wake_waiters(ready)
 
     def _find_new_nudges(self, database: SqliteDatabase, watchers: Iterable[_NudgeWatcher]) -> None:
-        rows = {(run_id, at) for run_id, at in database.run(SELECT_NUDGES, since=time.time() - NUDGE_SECONDS)}
+        rows = {(run_id, at) for run_id, at in database.run(SQL.list_nudges, since=time.time() - NUDGE_SECONDS)}
         for run_id, _ in rows - self._seen_nudges:
             for watcher in watchers:
                 with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile

@@ -15,12 +15,11 @@ from pydantic_core import from_json
 from ..errors import InvalidInputError
 from ..loop.transcript import SUMMARY_ID
 from ..types.messages import Message, ToolResultPart, encode_canonical, parse_messages
+from ..types.outcome_unknown import FORKED
 from .chain import Chain, decode_node
 
 if TYPE_CHECKING:
     from ..ports.store import Node, Transcripts
-
-UNFINISHED_RESULT = "Forked: this call had not finished when the conversation was forked. It may have happened or not."
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +171,7 @@ def _build_missing_results(
     parts = [
         new_results[call.id].build_part(call.id, call.name)
         if call.id in new_results
-        else ToolResultPart(call_id=call.id, name=call.name, content=UNFINISHED_RESULT, is_error=True)
+        else ToolResultPart(call_id=call.id, name=call.name, content=FORKED, is_error=True)
         for call in reply.tool_calls
         if call.id in missing_ids
     ]

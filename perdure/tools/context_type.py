@@ -147,8 +147,8 @@ def takes_context(fn: Any, parameter: inspect.Parameter) -> bool:
 
 def find_context_mismatch(hint: Any, declared: Any) -> tuple[str, Any] | None:
     """Find why a function with a context parameter of ``hint`` cannot take the context of an agent that has declared
-    the type ``declared``, or none: the name of the parameter's class, and the type of context that it takes. None if it
-    can, or nothing can be told."""
+    the type ``declared``, or none: the name of the parameter's class, and the type of context that it takes. None if
+    the types fit or cannot be compared."""
     wanted = list(_iter_context_arguments(hint))
     given = dict[str, Any] | None if declared is None else declared  # without a type it is plain JSON, or not given
     if not wanted or any(may_be(given, kind) for _, kind in wanted):

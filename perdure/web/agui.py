@@ -278,8 +278,8 @@ def _join_texts(parts: Sequence[Any]) -> str:
 
 
 async def _stream(call: Call, acted: _Acted, translator: AguiTranslator, after: int) -> AsyncGenerator[bytes]:
-    """Yield the frames of a run. The number of an event is the id of its last frame only, so that a client that was
-    cut off between two of them has not seen it."""
+    """Yield the frames of a run. Only an event's last frame carries its number as id: a client that was cut off
+    between two of them receives the whole event again."""
     client = call.client
     texts, turn = EventTexts(client), acted.turn
 

@@ -95,7 +95,8 @@ def build_web(
 
 
 def native_routes(web: Web, prefix: str = PREFIX) -> list[BaseRoute]:
-    """Build the routes of the native API, to be mounted in another application, inside :func:`wrap_app`'s checks."""
+    """Build the routes of the native API, to be mounted in another application, inside the middleware of
+    :func:`build_middleware`, which has the checks."""
     return [Mount(prefix, ApiRouter(list_routes(web, OPERATIONS)))]
 
 

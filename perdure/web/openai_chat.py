@@ -77,7 +77,7 @@ class ChatTranslator:
     """The answer to one request: chunks as they come, and the whole at its end."""
 
     def __init__(self, *, has_texts: bool = True, is_live: bool = True) -> None:
-        """``has_texts``: see :func:`.openai_requests.shows_texts`. ``is_live``: text is sent while it is written."""
+        """``has_texts``: see :func:`.openai_sessions.shows_texts`. ``is_live``: text is sent while it is written."""
         self._has_texts, self._is_live = has_texts, is_live
         self._replies = Replies()
         self._shown = ""

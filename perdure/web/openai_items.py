@@ -61,7 +61,7 @@ def encode_frame_number(seq: int, place: int) -> int:
 
 class ResponseTranslator:
     """The frames of one response: ``start``, ``feed`` for each event, ``finish``; ``describe`` is the response as it is
-    then. ``has_texts``: see :func:`.openai_requests.shows_texts`."""
+    then. ``has_texts``: see :func:`.openai_sessions.shows_texts`."""
 
     def __init__(self, id: str, session: str, agent: str, after: int, *, has_texts: bool = True) -> None:
         self.id, self._session, self._agent, self._after = id, session, agent, after

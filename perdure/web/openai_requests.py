@@ -292,8 +292,10 @@ class Request:
 
 
 def read_messages(request: Request, format: Format, messages: Sequence[Any], *, all_new: bool) -> None:
-    """Read the messages of a request into it. ``all_new``: each of the user's is new, as after a
-    ``previous_response_id``; else only the last one. Raises ``ParameterError``, ``InvalidInputError``."""
+    """Fill ``request`` with the messages of the body. Raises ``ParameterError``, ``InvalidInputError``.
+
+    ``all_new`` treats every user message as new, as after a ``previous_response_id``; otherwise only the last one is.
+    """
     name = "messages" if format == "openai" else "input"
     if len(messages) > MAX_MESSAGES:
         raise WebError(f"{name} has more than {MAX_MESSAGES:,} entries", status=413, name="BodyTooLargeError")

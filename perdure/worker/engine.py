@@ -38,13 +38,13 @@ from ..calls.call import (
     ToolCall,
 )
 from ..calls.collect import CollectActivity
+from ..calls.context_parts import AuthResolver, MemoryFactory, StoreGrants
 from ..calls.heartbeat import build_heartbeat_reporter, report_waiting
 from ..calls.interceptor import StageInterceptor
 from ..calls.iteration_hooks import HookActivity, HookRunner
 from ..calls.loop_watch import BlockRecorder, LoopWatch, build_own_recorder, record_block
 from ..calls.model import ModelActivity
 from ..calls.pipeline import Parts, Pipelines, build_pipelines
-from ..calls.run_context import AuthResolver, MemoryFactory, StoreGrants
 from ..calls.tool import ToolActivity, get_cancellation
 from ..calls.toolsets import Toolsets
 from ..client.visibility import create_store

@@ -41,57 +41,50 @@ logger = logging.getLogger("perdure.worker")
 class Worker:
     """Runs agents' activities and workflows from one task queue.
 
-    ``await worker.run()`` serves until SIGTERM or SIGINT, then drains: it takes no new tasks, and running tools may
-    finish within the longest of their timeouts. ``async with worker:`` serves for the length of a block. ``drain``
-    (seconds) bounds the wait; a short one loses nothing, another worker continues the runs.
+    ``await worker.run()`` serves until SIGTERM or SIGINT, then drains: the worker takes no new tasks, and running tools
+    may finish. ``async with worker:`` serves for the length of a block.
 
-    ``lifespan`` holds what tools and instructions share, from the worker's start to its end: a function without
-    parameters that returns an async context manager, whose value is ``ctx.resources``. It runs on the event loop of the
-    tools. A failure at the start raises ``RuntimeSetupError``; the exit may take 10 s.
+    Args:
+        client: Connects the worker to Temporal; its task queue and its store are the worker's by default.
+        agents: The agents to serve.
+        task_queue: The task queue that the worker polls.
+        store_url: Where the store is: ``sqlite:///…`` or ``postgresql://…``.
+        drain: Seconds for which a drain waits for running tools; by default the longest of their timeouts. A short
+            drain loses nothing: another worker continues the runs.
+        max_concurrent_activities: Calls of models and tools at once.
+        lifespan: A function without parameters that returns an async context manager, whose value is ``ctx.resources``
+            from the worker's start to its end. It runs on the event loop of the tools. A failure at the start raises
+            ``RuntimeSetupError``; the exit may take 10 s.
+        stream: False writes replies to the store only when they are complete. Followers still get every other event,
+            and each long model call costs a few writes less a second.
+        provider_limits: Limits of this worker by the names of providers: ``{"anthropic": RateLimit(concurrent=8,
+            per_minute=50)}``. A call over the limit waits in its activity, first come, first served, and the run's
+            status shows it.
+        calls_per_second: Limit of all workers of the task queue together, enforced by the Temporal server. It counts
+            every activity of the queue, also tool calls and retries, and delays them before they start. All workers of
+            a queue should set the same value.
+        hooks: Hooks around the calls of every agent, before the agent's own.
+        tools: Tools of no agent, until a step adds one by its name (``step.add_tool("refund")``). Every worker of the
+            queue needs them.
+        resolve_auth: A sync or async function of a run's ``auth_ref`` and a ``RunFacts`` that returns the
+            ``auth_context`` as plain data, once for each attempt of a call. If it raises, it is retried; an
+            ``AbortError`` ends the run.
+        cache: Bytes for data that the worker can read or compute again: transcripts, files, outcomes of calls,
+            compacted views, tools of toolsets; 256 MiB by default. The least recently used entry is evicted first; 0
+            keeps nothing. Calls in progress and workflows that Temporal's SDK caches are not included.
+        webhooks: False starts no deliveries of events to ``client.webhooks``. The worker still runs deliveries that
+            other workers of the queue have started.
+        deployment: The version of a Worker Deployment that the worker is: a ``WorkerDeploymentVersion``, or
+            ``"NAME.BUILD_ID"``. None is that of the environment (``TEMPORAL_DEPLOYMENT_NAME`` and
+            ``TEMPORAL_WORKER_BUILD_ID``), False none. A version gets work once it is the deployment's current or
+            ramping one.
+        health_address: ``[HOST:]PORT`` of ``GET /healthz`` (liveness) and ``GET /readyz`` (readiness), by default on
+            127.0.0.1. After the start ``health_address`` has host and port, also for port 0. None answers neither.
+        wait_for_store: Wait at the start for a store that does not answer, as ``run()`` does, in place of raising
+            ``StoreError``. The log and ``/readyz`` say so. A wrong URL, login or schema is raised.
+        heartbeat: Seconds between two heartbeats of a call, 2 by default (``PERDURE_HEARTBEAT``). Each is a billed
+            action of Temporal Cloud; a worker is lost after three without one.
 
-        @asynccontextmanager
-        async def resources():
-            async with httpx.AsyncClient() as http:
-                yield http
-
-    ``stream=False``: replies are written to the store only when complete. A follower of a run still gets every other
-    event, each with its step, and the store has a few writes less a second for each long model call.
-
-    ``provider_limits`` apply to this worker: ``{"anthropic": RateLimit(concurrent=8, per_minute=50)}``, by the names of
-    providers. A call over the limit waits in its activity, first come, first served, and the run's status shows it.
-    ``calls_per_second`` applies to all workers of the task queue together, enforced by the Temporal server: it counts
-    every activity of that queue, also tool calls and retries, and delays them before they start. All workers of one
-    queue should set the same value.
-
-    ``hooks`` run around the calls of every agent, before the agent's own. ``tools`` belong to no agent until a step
-    adds one by its name (``step.add_tool("refund")``); every worker of the queue needs them.
-
-    ``resolve_auth`` resolves a run's ``auth_ref`` to its ``auth_context``, once for each attempt of a call: a sync or
-    async function of the reference and a ``RunFacts``, which returns plain data. If it raises, it is retried; an
-    ``AbortError`` ends the run.
-
-    ``cache``: bytes that the worker may use for data that it can read or compute again (transcripts, files, outcomes of
-    calls, compacted views, tools of toolsets), 256 MiB by default. The least recently used entry is evicted first, and
-    costs a read when needed again; with 0 nothing is kept. Calls in progress and the workflows that Temporal's SDK
-    caches are not included.
-
-    ``heartbeat``: seconds between two heartbeats of a call, 2 by default (``PERDURE_HEARTBEAT``). Each is a billed
-    action of Temporal Cloud's. A worker without one for three times as long is lost, and another takes its calls; a
-    call is cancelled within this time, and within a second where the request comes from a client with the store.
-
-    ``webhooks=False``: this worker starts no deliveries of events to ``client.webhooks``; it still runs those that
-    other workers of the queue have started.
-
-    ``deployment``: the version of a Worker Deployment that this worker is (Temporal's Worker Versioning): a
-    ``WorkerDeploymentVersion``, or text of the form ``"NAME.BUILD_ID"``. By default that of the environment
-    (``TEMPORAL_DEPLOYMENT_NAME`` and ``TEMPORAL_WORKER_BUILD_ID``), if it has one; False for none. A version gets work
-    once it is the deployment's current or ramping one.
-
-    ``health_address``, ``[HOST:]PORT``: answers ``GET /healthz`` (liveness) and ``GET /readyz`` (readiness) there, by
-    default on 127.0.0.1; after the start ``health_address`` has host and port, also for port 0. Off by default.
-
-    ``wait_for_store``: wait at the start for a store that does not answer, as ``run()`` does, instead of raising
-    ``StoreError``. The log and ``/readyz`` say so. What is wrong with its URL, its login or its schema is raised.
     """
 
     def __init__(

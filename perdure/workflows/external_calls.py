@@ -24,6 +24,7 @@ from ..loop.external_calls import get_final_arguments
 from ..loop.lifecycle import RUN_FAILING_ERRORS
 from ..loop.questions import apply_clearance, apply_question
 from ..loop.results import build_remote_failure, build_remote_result
+from ..types.outcome_unknown import OUTCOME_UNKNOWN, describe_missing_answer, describe_refused_answer
 from ..types.state import RunState, ToolCallState
 from ..types.tool_calls import ActivityCall, ExternalCallPhase, RemoteCall
 from ..types.wire import TOOL_ACTIVITY_PREFIX, ToolOutput
@@ -140,8 +141,7 @@ async def _run_remote_activity(state: RunState, pending: ToolCallState, remote: 
             if isinstance(error.cause, TemporalTimeoutError):
                 if remote.idempotent and (remote.retries is None or attempt <= remote.retries):
                     continue
-                text = f"{name} has not answered within {remote.timeout:g} s. It may have happened or not."
-                failure = ActivityFailure("OutcomeUnknown", text)
+                failure = ActivityFailure(OUTCOME_UNKNOWN, describe_missing_answer(name, remote.timeout))
             _apply_remote_failure(state, pending, tasks, failure)
         else:
             _apply_remote_value(state, pending, tasks, value)
@@ -157,8 +157,8 @@ def _apply_remote_value(state: RunState, pending: ToolCallState, tasks: StepTask
     try:
         tasks.guard.change_or_raise(state, "the outcome of a remote call", apply)
     except EngineError as error:  # it has run, and must not run again when the run is resumed
-        text = f"{error.message}. The call may have succeeded."
-        _apply_remote_failure(state, pending, tasks, ActivityFailure("OutcomeUnknown", text))
+        failure = ActivityFailure(OUTCOME_UNKNOWN, describe_refused_answer(error.message))
+        _apply_remote_failure(state, pending, tasks, failure)
 
 
 def _apply_remote_failure(state: RunState, pending: ToolCallState, tasks: StepTasks, failure: ActivityFailure) -> None:

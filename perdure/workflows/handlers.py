@@ -347,8 +347,8 @@ def build_application_error(error: PerdureError) -> ApplicationError:
 
 @contextmanager
 def translate_input_errors(subject: str) -> Iterator[None]:
-    """Within the block, raise every error as a non-retryable ``ApplicationError``; an unexpected one is a fault of the
-    input, which ``subject`` names."""
+    """Convert every error in the block to a non-retryable ``ApplicationError``. An unexpected error is reported as an
+    invalid ``subject``."""
     try:
         yield
     except PerdureError as error:

@@ -168,8 +168,8 @@ class StepTasks:
         """Run all of ``work`` to its end, and the work that ``source`` starts meanwhile.
 
         A cancellation of the run and an interrupt are passed on; results that the activities then return still count:
-        awaited directly, a result that arrives together with the cancellation would be lost, and ``gather`` would not
-        wait for the others.
+        awaited directly, a result that arrives together with the cancellation would be lost, and
+        :func:`asyncio.gather` would not wait for the others.
         """
         tasks, state = [asyncio.create_task(coroutine) for coroutine in work], self._state
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from perdure import Agent, Compaction, Message, tool
-from perdure.calls.compaction import SUMMARY_PROMPT
+from perdure.calls.summary import SUMMARY_PROMPT
 from perdure.errors import ContextLengthError
 from perdure.ports.model import Completed, ModelRequest
 from perdure.providers.anthropic_request import encode_request

@@ -194,8 +194,9 @@ async def _taken_for_lost(engine: Engine) -> None:
         assert closed[0] == "cancelled"
         recorded = faults.sql(engine.store_path, OUTCOMES)
         gate.set()
-        lost.process.send_signal(signal.SIGCONT)
+        # Into the connection of the worker that stands still: when it continues, it may be cancelled at once.
         await eventually(lambda: server.stats.completed, what="the late reply is sent")
+        lost.process.send_signal(signal.SIGCONT)
         assert await lost.stop() == 0
         assert faults.sql(engine.store_path, OUTCOMES) == recorded
         assert faults.sql(engine.store_path, RUN_ROW) == [closed]

@@ -6,6 +6,7 @@ import re
 import runpy
 from pathlib import Path
 
+import griffe
 import pytest
 
 import perdure
@@ -100,3 +101,48 @@ def _check_errors() -> None:
     ):
         with pytest.raises(Exception, match=error):
             write_page(region(words))
+
+
+FUNCTION = '''
+def pay(amount: int | None, currency: str = "EUR") -> None:
+    """Pay.
+
+    Args:
+        amount: Cents, as ``amount``
+            or none.
+        CURRENCY
+
+    Raises:
+        PayError, MoneyError: It is refused.
+    """
+'''
+
+
+def test_a_section_of_arguments_is_a_table_with_types_and_defaults() -> None:
+    with griffe.temporary_visited_module(FUNCTION.replace("CURRENCY", "currency: The unit.")) as module:
+        text = SCRIPT["render_docstring"](module["pay"])
+    assert "| `amount` | `int \\| None` | required | Cents, as `amount` or none. |" in text
+    assert '| `currency` | `str` | `"EUR"` | The unit. |' in text
+    assert text.endswith("Raises:\n\n- `PayError`, `MoneyError`: It is refused.")
+
+
+@pytest.mark.parametrize(
+    ("line", "fault"),
+    [("", "does not say what currency means"), ("currency: A.\n        unit: B.", "has no parameter unit")],
+)
+def test_a_section_of_arguments_has_each_parameter_and_no_other(line: str, fault: str) -> None:
+    with (
+        griffe.temporary_visited_module(
+            FUNCTION.replace("        CURRENCY\n", f"        {line}\n" if line else "")
+        ) as module,
+        pytest.raises(SCRIPT["PageError"], match=fault),
+    ):
+        SCRIPT["render_docstring"](module["pay"])
+
+
+@pytest.mark.parametrize(("page", "counts"), [("agent", [26]), ("client", [17, 16]), ("worker", [19])])
+def test_agents_starts_messages_and_workers_have_tables(page: str, counts: list[int]) -> None:
+    """``Agent``, ``Client.start``, ``Client.send`` and ``Worker``, with a row for each argument."""
+    text = (PAGES / f"{page}.md").read_text()
+    tables = re.findall(r"^\| argument .+\n\|-.+\n((?:\|.+\n)+)", text, re.MULTILINE)
+    assert [len(rows.splitlines()) for rows in tables] == counts

@@ -83,3 +83,4 @@ def check_lists_and_tables(site: Path) -> None:
         wrong = [each[:80] for each in paragraphs if re.search(r"(?:^|\n)(?:- |\d+\. |\|)", each)]
         assert not wrong, f"{page.name}: {wrong}"
         assert "```" not in re.sub(r"<code>.*?</code>", "", text, flags=re.DOTALL), page.name
+        assert not re.search(r"<td\b[^>]*>[^\n]*\\\|", text), f"{page.name}: an escaped bar in a table"

@@ -11,7 +11,7 @@ import pytest
 from pydantic import Field
 
 from perdure import Agent, Compaction, Message, Run, tool
-from perdure.calls.compaction import SUMMARY_PROMPT
+from perdure.calls.summary import SUMMARY_PROMPT
 from perdure.errors import AuthenticationError, ContextLengthError, RunCancelledError
 from perdure.loop.compaction import WINDOW_NOTE_ID, estimate_tokens
 from perdure.loop.transcript import SUMMARY_ID

@@ -11,9 +11,9 @@ import pytest
 from perdure import Agent, Message, tool
 from perdure.errors import InvalidInputError, RunExistsError
 from perdure.ports.model import ModelRequest
-from perdure.store.transcripts import UNFINISHED_RESULT
 from perdure.testing import ScriptedProvider, call
 from perdure.types.messages import ToolCallPart
+from perdure.types.outcome_unknown import FORKED
 from tests.support.checks import results, users
 from tests.support.engine import Engine
 from tests.support.scripts import Gate, calls_then, replied
@@ -101,9 +101,9 @@ async def test_a_running_run_is_forked_and_its_open_calls_are_closed(engine: Eng
         run = await client.start("both", "Go.")
         await eventually(lambda: gate.entered, what="the tool")
         closed = await (await run.fork("Now.")).result()
-        assert closed.content == f"{UNFINISHED_RESULT}; {UNFINISHED_RESULT}"
+        assert closed.content == f"{FORKED}; {FORKED}"
         told = await (await run.fork(results={"a": "as if"})).result()
-        assert told.content == f"as if; {UNFINISHED_RESULT}"
+        assert told.content == f"as if; {FORKED}"
         gate.open()
         assert (await run.result()).content == "slow is done; found x"
 

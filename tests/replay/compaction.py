@@ -6,7 +6,7 @@ from contextlib import suppress
 from typing import Any
 
 from perdure import Agent, Compaction, Run
-from perdure.calls.compaction import SUMMARY_PROMPT
+from perdure.calls.summary import SUMMARY_PROMPT
 from perdure.errors import ContextLengthError, PerdureError
 from perdure.ports.model import Completed, ModelRequest
 from perdure.testing import ScriptedProvider

@@ -291,3 +291,55 @@ def test_as_make_runs_them(tmp_path: Path, name: str) -> None:
     result = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
     assert result.returncode == 1, result.stderr
     assert "error" in result.stdout
+
+
+# --- words
+
+MODULE = '''"""Sends, as :mod:`.wire` says. Files: ``perdure/wire.py``, not ``perdure/old.py``."""
+
+
+class Sender:
+    """``send`` is what it has; `Sender.send()` is, `Sender.post()` is not, `send_all` is not, and :func:`.wire.gone`.
+    """
+
+    def send(self, ctx: str) -> None:
+        """Send, with ``ctx`` and without ``told``."""
+'''
+
+
+def test_names_in_backticks_exist(tmp_path: Path) -> None:
+    package = tmp_path / "perdure"
+    package.mkdir()
+    (package / "wire.py").write_text("")
+    (package / "sender.py").write_text(MODULE)
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "page.md").write_text(
+        "See `perdure.wire`, `perdure.wires`.\n```python\nmy_name = 1\n```\n`my_name`\n"
+    )
+    said = lint("lint_words.py", tmp_path)
+    unknown = [line.split("`")[1] for line in said.stdout.splitlines()]
+    assert said.returncode == 1
+    assert unknown == ["perdure.wires", "perdure/old.py", "Sender.post()", "send_all", ".wire.gone", "told"]
+
+
+def git(folder: Path, *arguments: str) -> None:
+    author = ["-c", "user.name=a", "-c", "user.email=a@example.org"]
+    subprocess.run(["git", "-C", str(folder), *author, *arguments], check=True, capture_output=True)
+
+
+def test_idioms_are_found_in_changed_lines_alone(tmp_path: Path) -> None:
+    page = tmp_path / "README.md"
+    page.write_text("It goes on for ever.\n")
+    assert lint("lint_words.py", tmp_path).returncode == 0, "there is no git"
+    git(tmp_path, "init", "-b", "main")
+    git(tmp_path, "add", ".")
+    git(tmp_path, "commit", "-m", "one")
+    assert lint("lint_words.py", tmp_path).returncode == 0, "nothing has changed"
+    page.write_text(
+        "It goes on for ever.\nThere is no way. It is no longer so.\nIt waits for ever.\nIt is no run, `nobody`.\n"
+    )
+    said = lint("lint_words.py", tmp_path)
+    assert [line.partition(":")[2] for line in said.stdout.splitlines()] == [
+        '3: error: "for ever": say it in plain words (STYLE.md, section 8)',
+        '4: error: "is no run": say it in plain words (STYLE.md, section 8)',
+    ]

@@ -100,8 +100,10 @@ class PendingRequests:
         return [one for one in self._waiting if one.call.kind != "callback" and not one.is_in(self._decided)]
 
     def format_prompt(self) -> str | None:
-        """The line above the prompt, for the request that the line is typed for, else the first one; None if nothing
-        waits. The next line is typed for it."""
+        """Format the line above the prompt. Return None if nothing waits.
+
+        It names the request that is being answered, by default the first pending one. The next line answers it.
+        """
         waiting = self.open_requests
         typed_for = self._typed_for if self._is_typing else None
         self._shown = typed_for if typed_for and typed_for.is_in(waiting) else next(iter(waiting), None)

@@ -97,6 +97,7 @@ def upgrade(connection: Connection, *, contract: bool = False) -> list[str]:
     from alembic.config import Config
     from alembic.runtime.migration import MigrationContext
     from alembic.script import ScriptDirectory
+    from sqlalchemy import text
 
     config = Config()
     config.set_main_option("script_location", str(FOLDER).replace("%", "%%"))
@@ -116,7 +117,8 @@ def upgrade(connection: Connection, *, contract: bool = False) -> list[str]:
         with _alembic_lock:
             command.upgrade(config, due[-1].revision)
         if contract and version:
-            connection.exec_driver_sql(f"UPDATE meta SET usable_from = '{USABLE_FROM}'")  # noqa: S608  # a constant
+            usable_from = {"usable_from": USABLE_FROM}
+            connection.execute(text(SQL.set_usable_from.render("postgresql", usable_from)), usable_from)
     return [f"{script.revision} {script.doc}" for script in due]
 
 

@@ -23,8 +23,10 @@ from perdure.calls.call import (
     ToolCall,
     share_attempt,
 )
-from perdure.calls.iteration import IterationStage, ReplyReader, RequestBuilder
+from perdure.calls.iteration import IterationStage
 from perdure.calls.iteration_hooks import HookRunner
+from perdure.calls.prompt import RequestBuilder
+from perdure.calls.reply import ReplyReader
 from perdure.calls.step_policy import StepPolicy
 from perdure.ports.model import ModelRequest
 from perdure.types.messages import Message

@@ -6,7 +6,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, cast
 
 from perdure.calls.call import CloseCall, CompactCall, CompactReply, ModelCall, ModelReply, RemindCall, ToolCall
-from perdure.calls.event_feed import EventsStage, FailuresStage
+from perdure.calls.events import EventsStage
+from perdure.calls.failures import FailuresStage
 from perdure.calls.journal import JournalStage
 from perdure.calls.transcript import TranscriptStage
 from perdure.ports.model import StreamEvent

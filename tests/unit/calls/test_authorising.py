@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from perdure._encryption import KEY_BYTES, EncryptionKey, KeyRing
-from perdure.calls import run_context
+from perdure.calls import context_parts
 from perdure.calls.author_loop import AuthorLoop
-from perdure.calls.run_context import AuthResolver, iter_bound_contexts
+from perdure.calls.context_parts import AuthResolver, iter_bound_contexts
 from perdure.context.auth import AuthContext, RunFacts
 from perdure.errors import AbortError, AuthContextError, AuthContextUnavailableError, InvalidInputError
 from perdure.types.subagents import Lineage, PathStep
@@ -116,6 +116,6 @@ async def test_one_that_does_not_return(author: AuthorLoop, monkeypatch: pytest.
         return {}
 
     forever = asyncio.Event()
-    monkeypatch.setattr(run_context, "RESOLVE_AUTH_TIMEOUT", 0.05)
+    monkeypatch.setattr(context_parts, "RESOLVE_AUTH_TIMEOUT", 0.05)
     with pytest.raises(AuthContextUnavailableError, match=r"it did not return within 0\.05 s"):
         await AuthResolver(KeyRing(), author, resolve)(of(auth_ref="r"))

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perdure import Agent, Compaction, Limits, Message
-from perdure.calls.retries import bound_wait, decide_retry, describe_exhausted_limit
+from perdure.calls.budget import bound_wait, describe_exhausted_limit
+from perdure.calls.retries import decide_retry
 from perdure.errors import ContextLengthError, DefinitionError, OverloadedError, RateLimitError
 from perdure.testing import scripted
 

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perdure import Compaction
-from perdure.calls.compaction import ConversationViewCache, estimate_message_bytes, format_message_text
+from perdure.calls.summary import format_message_text
+from perdure.calls.view import ConversationViewCache, estimate_message_bytes
 from perdure.errors import DefinitionError
 from perdure.loop.compaction import ConversationView
 from perdure.ports.model import ModelRequest

@@ -14,8 +14,8 @@ from perdure import Agent, RunContext, ToolContext, tool
 from perdure.calls.agents import Agents
 from perdure.calls.author_loop import AuthorLoop
 from perdure.calls.call import ConversationCall, ModelReply
+from perdure.calls.context_parts import MemoryFactory
 from perdure.calls.model import ModelActivity
-from perdure.calls.run_context import MemoryFactory
 from perdure.calls.tool import ToolActivity
 from perdure.errors import DefinitionError, InvalidInputError, StoreError, StoreMismatchError, TranscriptCorruptedError
 from perdure.ports.store import Commit, MemoryWrite

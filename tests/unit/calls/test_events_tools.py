@@ -10,7 +10,7 @@ import pytest
 
 from perdure.calls import event_feed
 from perdure.calls.call import ModelCall, ToolCall
-from perdure.calls.event_feed import FailuresStage
+from perdure.calls.failures import FailuresStage
 from perdure.calls.inline_tools import InlineStage
 from perdure.errors import AgentNotFoundError
 from perdure.testing.store import MemoryStore

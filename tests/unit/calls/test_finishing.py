@@ -14,7 +14,7 @@ from perdure import Agent, ModelRetry, RunContext, tool
 from perdure.calls import answer
 from perdure.calls.approvals import ApprovalGate
 from perdure.calls.author_loop import AuthorLoop
-from perdure.calls.iteration import ReplyReader
+from perdure.calls.reply import ReplyReader
 from perdure.calls.retries import decide_retry
 from perdure.errors import HookError
 from perdure.testing import call

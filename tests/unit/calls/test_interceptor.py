@@ -14,10 +14,11 @@ from temporalio.testing import ActivityEnvironment
 from temporalio.worker import ActivityInboundInterceptor, ExecuteActivityInput
 
 from perdure import Agent
+from perdure.calls.budget import BudgetStage
 from perdure.calls.call import ModelCall, NextRequest, NextTool, RequestCall, ToolCall
 from perdure.calls.interceptor import StageInterceptor
 from perdure.calls.pipeline import Pipeline, Pipelines
-from perdure.calls.retries import FAILURE_CHARS, SILENT_ATTEMPTS, TOOLSET_ATTEMPTS, UNEXPECTED_ATTEMPTS, BudgetStage
+from perdure.calls.retries import FAILURE_CHARS, SILENT_ATTEMPTS, TOOLSET_ATTEMPTS, UNEXPECTED_ATTEMPTS
 from perdure.errors import (
     AgentNotFoundError,
     AuthenticationError,

@@ -11,15 +11,16 @@ import pytest
 from pydantic import AfterValidator
 
 from perdure import Agent, Compaction, Limits, RunContext, tool
-from perdure.calls import iteration
+from perdure.calls import prompt
 from perdure.calls.agent_setup import AgentSetup
 from perdure.calls.agents import Agents
 from perdure.calls.author_loop import AuthorLoop
 from perdure.calls.call import ConversationCall, ModelReply, RequestCall
-from perdure.calls.compaction import SummaryStage, ViewStage
-from perdure.calls.iteration import RequestBuilder
 from perdure.calls.iteration_hooks import HookRunner
 from perdure.calls.model import ModelActivity
+from perdure.calls.prompt import RequestBuilder
+from perdure.calls.summary import SummaryStage
+from perdure.calls.view import ViewStage
 from perdure.errors import DefinitionError, ProviderTimeoutError, TruncatedStreamError
 from perdure.ports.model import Completed, ModelRequest, StreamEvent, TextDelta
 from perdure.providers.fallback import ModelChain
@@ -160,7 +161,7 @@ async def test_instructions_are_mended_before_the_model_is_paid(author: AuthorLo
 
 
 async def test_instructions_that_hang_are_named(author: AuthorLoop, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(iteration, "INSTRUCTIONS_TIMEOUT", 0.05)
+    monkeypatch.setattr(prompt, "INSTRUCTIONS_TIMEOUT", 0.05)
 
     async def hang(ctx: RunContext) -> str:
         await asyncio.Event().wait()

@@ -6,7 +6,7 @@ import pytest
 
 from perdure import Agent, Compaction
 from perdure.calls.call import RequestCall
-from perdure.calls.compaction import Summariser
+from perdure.calls.summary import Summariser
 from perdure.errors import ContextLengthError
 from perdure.testing import ScriptedProvider
 from perdure.types.messages import Message

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from perdure import Agent, Limits, Message
-from perdure.calls.iteration import check_summary_price, find_missing_price, find_missing_usage
+from perdure.calls.reply import check_summary_price, find_missing_price, find_missing_usage
 from perdure.errors import DefinitionError
 from perdure.types.messages import FinishReason, Usage
 from perdure.types.wire import CompactOutput

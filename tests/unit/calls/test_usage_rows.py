@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from perdure.calls.call import CompactCall, ModelCall, PaidRequest, Recording
-from perdure.calls.transcript import build_usage_row
+from perdure.calls.run_rows import build_usage_row
 from perdure.types.messages import Usage
 from perdure.types.subagents import Lineage, PathStep
 from perdure.types.wire import CompactInput, ModelInput, ModelOutput, TurnFailure

@@ -10,9 +10,10 @@ from perdure.errors import InvalidInputError
 from perdure.loop.transcript import list_open_calls
 from perdure.ports.store import Commit
 from perdure.store import Chain
-from perdure.store.transcripts import UNFINISHED_RESULT, find_fork_point
+from perdure.store.transcripts import find_fork_point
 from perdure.testing import MemoryStore
 from perdure.types.messages import Message, ToolCallPart, ToolResultPart
+from perdure.types.outcome_unknown import FORKED
 
 
 def asks(*ids: str) -> Message:
@@ -69,7 +70,7 @@ async def test_every_point_of_every_cutting_into_nodes(breaks: set[int], at: int
     assert said[: len(expected)] == expected
     assert list_open_calls(said) == []
     assert [part.content for message in said[len(expected) :] for part in message.tool_results] == (
-        [UNFINISHED_RESULT] if at == 4 else []
+        [FORKED] if at == 4 else []
     )
 
 

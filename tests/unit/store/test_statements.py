@@ -191,6 +191,37 @@ def find_used() -> Iterator[tuple[str, str]]:
                     pass
 
 
+BUILT = {
+    "encrypted_bodies.py": "counts by key of the tables that a store has",
+    "postgres.py": "calls of functions with up to 67 arguments",
+    "postgres_copy.py": "statements of any table",
+    "sqlite_copy.py": "statements of any table",
+    "status.py": "row counts of the tables that a store has",
+}
+"""The modules that build SQL, and what of: a comment there says so, too."""
+
+
+def test_no_other_module_has_sql():
+    found: dict[str, list[str]] = {}
+    for path in sorted(statements.FOLDER.glob("*.py")):
+        for text in find_texts(ast.parse(path.read_text(encoding="utf-8"))):
+            if re.match(r"\s*(SELECT|INSERT INTO|INSERT OR|UPDATE|DELETE FROM|WITH) \S", text):
+                found.setdefault(path.name, []).append(text)
+    assert found.keys() == BUILT.keys(), found
+
+
+def find_texts(tree: ast.AST) -> Iterator[str]:
+    """Find the literals of code, without docstrings; of an f-string its first part."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Expr(value=ast.Constant()):
+                node.value.value = ""
+            case ast.Constant(value=str(text)):
+                yield text
+            case _:
+                pass
+
+
 def test_a_wheel_has_the_files(tmp_path: Path):
     root = statements.FOLDER.parent.parent
     build = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(tmp_path)]

@@ -21,8 +21,8 @@ from perdure import Agent, tool
 from perdure.testing import call, scripted
 from perdure.testing.provider import Reply
 
-CALLS_OF_ITERATION = 1125
-CALLS_OF_INLINE_ITERATION = 830
+CALLS_OF_ITERATION = 1166
+CALLS_OF_INLINE_ITERATION = 874
 CALLS_OF_PIECE = 10
 TOLERANCE = 1.05
 TRIES = 3

@@ -1,8 +1,6 @@
-"""The compaction stage: sends the model a view of the conversation, and rewrites a conversation that got long.
+"""The summary stage: rewrites a conversation that got long, to a summary by a model and its last messages.
 
-It is inside the iteration stage, which makes the request, and outside the hooks, which see what is sent. What it
-decides is in the outcome: whether the loop is to have the conversation compacted, and in which ways a call refused for
-its length may be shortened. A rewrite is recorded like any reply, under the journal.
+The rewrite is recorded like any reply, under the journal.
 """
 
 from __future__ import annotations
@@ -12,18 +10,16 @@ import json
 import logging
 import re
 from collections.abc import Container, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from ..agent.spec import AgentSpec
 from ..agent.validation import validate_models
 from ..errors import ContextLengthError
-from ..loop.compaction import ConversationView, estimate_message_tokens, estimate_tokens, find_turn_task, truncate_text
+from ..loop.compaction import estimate_tokens, find_turn_task, truncate_text
 from ..loop.transcript import SUMMARY_ID, find_tail_start
 from ..ports.model import ModelRequest
-from ..ports.store import Cache
-from ..types.compaction import BYTES_PER_TOKEN, CompactionSettings, Summarise
+from ..types.compaction import CompactionSettings, Summarise
 from ..types.engine_texts import enclose_text
-from ..types.interface import FINISH_TOOL
 from ..types.messages import (
     FilePart,
     Message,
@@ -36,14 +32,12 @@ from ..types.messages import (
     clean_text,
 )
 from ..types.transcript import drop_system_messages
-from ..types.wire import CompactInput, CompactionResult, CompactOutput, ModelInput
+from ..types.wire import CompactInput, CompactionResult, CompactOutput
 from .agent_setup import AgentSetup
 from .call import CompactReply, ConversationCall, Feed, NextRequest, RequestCall, share_attempt
-from .iteration import RequestBuilder, check_summary_price
-
-# ---
-# Summaries: the request for a summary, and the message that replaces the summarised messages in a transcript.
-
+from .prompt import RequestBuilder
+from .reply import check_summary_price
+from .view import ViewStage, has_unsummarised_message
 
 SUMMARY_PROMPT = (
     "Sum up the conversation so far, for an assistant that goes on with it and will see nothing else of it. Keep what "
@@ -190,44 +184,6 @@ def _copy_agent_with_model(agent: AgentSpec, model: object) -> AgentSpec:
 logger = logging.getLogger("perdure.worker")
 
 
-class ViewStage:
-    """Sends the model a view of the conversation, if ``Agent(compaction=…)`` says so, and tells in which ways a call
-    that is refused for its length may be shortened."""
-
-    def __init__(self, cache: Cache[_CachedView]) -> None:
-        """``cache`` keeps the views of conversations; a view that is not there is built anew, with the same outcome."""
-        self._views = ConversationViewCache(cache)
-
-    async def request(self, call: RequestCall, next: NextRequest) -> Message:
-        """Around the request of a model call."""
-        settings = call.agent.compaction
-        if settings is None:
-            return await next(call)
-        assert isinstance(call.input, ModelInput), "a summary applies the view itself"
-        view = self.apply_view(call, settings, call.input.window_halvings or 0)
-        try:
-            reply = await next(call)
-        except ContextLengthError as error:
-            error.ways = _list_remaining_compactions(call, settings, view)
-            raise
-        if settings.summarise is not None:
-            call.compaction_due = _is_summary_due(call, settings.summarise, reply)
-        return reply
-
-    def apply_view(
-        self, call: RequestCall, settings: CompactionSettings, window_halvings: int
-    ) -> ConversationView | None:
-        """Put the view into the request, and return it; None without one."""
-        if not settings.has_view:
-            return None
-        request = call.request
-        recorded = len(drop_system_messages(call.prefix))
-        view = self._views.get_view(call.input.context_id, settings, window_halvings, request.messages[:recorded])
-        view.add_messages(request.messages[recorded:])
-        call.request = replace(request, messages=view.build_sent_messages())
-        return view
-
-
 class SummaryStage:
     """Rewrites the conversation of an agent to a shorter one: a summary, and the last messages as they are."""
 
@@ -272,7 +228,7 @@ class SummaryStage:
         kept_start = _find_kept_start(messages, task, summarise.keep_last >> 2 * rewrites)
         old, kept = messages[:kept_start], messages[kept_start:]
         repeated = [message for index, message in enumerate(old) if index in task]
-        if not _has_unsummarised_message(old, task):
+        if not has_unsummarised_message(old, task):
             return CompactReply(CompactOutput())
         self._view.apply_view(request, settings, rewrites)
         sent = list(request.request.messages)
@@ -303,62 +259,10 @@ class SummaryStage:
         return CompactReply(output.model_copy(update={"compacted": compacted}), rewritten_messages=rewritten)
 
 
-@dataclass(slots=True)
-class _CachedView:
-    """The view of a run's conversation."""
-
-    ways: CompactionSettings
-    window_halvings: int
-    fold: ConversationView
-    bytes: int = 0
-    """Estimated size of the messages that the view has read."""
-
-    def can_continue(self, settings: CompactionSettings, window_halvings: int, recorded: Sequence[Message]) -> bool:
-        """Whether the view has the same settings, and has read a beginning of ``recorded``."""
-        if (self.ways, self.window_halvings) != (settings, window_halvings) or len(self.fold.all_messages) > len(
-            recorded
-        ):
-            return False
-        return all(a is b for a, b in zip(self.fold.all_messages, recorded, strict=False))
-
-
-class ConversationViewCache:
-    """The views of recorded conversations, by run: the next call reads on where the last one stopped.
-
-    A view is used only if it has read the very messages of the request, so the result never depends on what is cached.
-    """
-
-    def __init__(self, cache: Cache[_CachedView]) -> None:
-        self._cache = cache
-
-    def get_view(
-        self, run: str, settings: CompactionSettings, window_halvings: int, recorded: Sequence[Message]
-    ) -> ConversationView:
-        """Return a copy of the view that has read ``recorded``, to add more messages to."""
-        cached = self._cache.get(run)
-        if cached is None or not cached.can_continue(settings, window_halvings, recorded):
-            cached = _CachedView(settings, window_halvings, ConversationView(settings, window_halvings))
-        new = recorded[len(cached.fold.all_messages) :]
-        cached.fold.add_messages(new)
-        cached.bytes += sum(map(estimate_message_bytes, new))
-        self._cache.put(run, cached, cached.bytes)
-        return cached.fold.copy()
-
-
-def estimate_message_bytes(message: Message) -> int:
-    """Estimate the bytes that ``message`` takes in memory."""
-    return 500 + BYTES_PER_TOKEN * estimate_message_tokens(message)
-
-
-def _has_unsummarised_message(old: Sequence[Message], task: Container[int]) -> bool:
-    """Whether ``old`` has a message that is neither a summary already, nor among those that began the turn."""
-    return any(message.replaces is None and index not in task for index, message in enumerate(old))
-
-
 def _find_kept_start(messages: Sequence[Message], task: Container[int], keep: int) -> int:
     """Return the index where the last ``keep`` messages begin; with fewer of them, where else nothing is left to
     summarise."""
-    while not _has_unsummarised_message(messages[: (start := find_tail_start(messages, keep))], task) and keep:
+    while not has_unsummarised_message(messages[: (start := find_tail_start(messages, keep))], task) and keep:
         keep >>= 2
     return start
 
@@ -370,41 +274,6 @@ def _build_size_warning(summarise: Summarise, tokens: int, kept: int) -> str:
         "The next summary comes when it halves the conversation: raise at, lower keep_last, or add "
         "Compaction.clear_results(after=…)"
     )
-
-
-def _list_remaining_compactions(
-    call: RequestCall, settings: CompactionSettings, view: ConversationView | None
-) -> tuple[str, ...]:
-    """List the ways in which the call may be shortened."""
-    messages, remaining = drop_system_messages(call.prefix), []
-    task = find_turn_task(messages, call.input.iteration - 1)  # the reply of this iteration was not given
-    if settings.summarise is not None and _has_unsummarised_message(messages[: find_tail_start(messages, 0)], task):
-        remaining.append("summarise")
-    if view is not None and view.can_tighten:
-        remaining.append("window")
-    return tuple(remaining)
-
-
-def _is_summary_due(call: RequestCall, summarise: Summarise, reply: Message) -> bool:
-    """Whether the next call may be too long, and a summary would make it much shorter: by a quarter of ``at``; by half,
-    where what stays is longer than ``at`` itself, or each call would be preceded by a summary."""
-    usage = reply.usage
-    if usage is not None and usage.input_tokens:
-        tokens = usage.input_tokens + usage.output_tokens
-    else:
-        tokens = estimate_tokens(call.request.messages) + estimate_message_tokens(reply)
-    if tokens < summarise.at:
-        return False
-    messages = [*drop_system_messages(call.prefix), *drop_system_messages(call.new_messages), reply]
-    is_answer = not reply.tool_calls or any(tool_call.name == FINISH_TOOL for tool_call in reply.tool_calls)
-    task = range(0) if is_answer else find_turn_task(messages, call.input.iteration)  # the summary is the next turn's
-    kept_start = find_tail_start(messages, summarise.keep_last)
-    old = [message for index, message in enumerate(messages[:kept_start]) if index not in task]
-    if not _has_unsummarised_message(old, ()):
-        return False
-    replaced = estimate_tokens(old)
-    staying = estimate_tokens(messages) - replaced
-    return replaced >= (summarise.at // 4 if staying < summarise.at else staying)
 
 
 def _estimate_token_change(messages: Sequence[Message], rewritten: Sequence[Message]) -> dict[str, int]:
