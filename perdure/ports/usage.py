@@ -15,7 +15,7 @@ class UsageRow:
     context_id: str
     agent: str
     purpose: str
-    """``ModelInput.purpose``: call, force_finish or compact."""
+    """``call``, ``force_finish`` (a model call that has to answer), or ``compact``."""
     provider: str
     """Of a chain of models, the provider that answered last; ``model`` is the model's name, as the provider gave it."""
     model: str

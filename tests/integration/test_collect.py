@@ -13,13 +13,14 @@ from typing import Any
 
 import pytest
 
-from perdure import Agent, Run, tool
+from perdure import Agent, Compaction, Run, tool
 from perdure.errors import AuthenticationError, RateLimitError, RunCancelledError
 from perdure.ports.test_seams import Point
 from perdure.testing import ScriptedProvider, at, call
 from tests.support import faults
 from tests.support.checks import assert_closed, results, users
 from tests.support.engine import Engine
+from tests.support.scripts import Gate
 from tests.support.wait import eventually
 
 pytestmark = pytest.mark.server
@@ -308,3 +309,30 @@ async def _delegate(request: Any) -> Any:
 async def _find_child(run: Run) -> Run | None:
     calls = (await run.status()).calls
     return run.client.run(calls[0].context_id) if calls else None
+
+
+async def test_a_first_message_that_was_collected_before_a_summary_is_said_once(engine: Engine) -> None:
+    """The run is terminated in the call after the summary, whose row says nothing of the message."""
+    gate = Gate()
+
+    async def reply(request: Any) -> Any:
+        if users(request.messages)[-1] == "So?":
+            await gate()
+        return "Yes."
+
+    agent = Agent("till", ScriptedProvider(reply), compaction=Compaction.summarise(at=100, keep_last=1))
+    async with engine.served(agent) as client:
+        with fail_at("model.recorded", lost()):
+            run = await client.start("till", "Well? " * 400, mode="session")
+            await eventually(partial(_is_between_attempts, run))
+        await run.interrupt()
+        await run.turn().result()
+        assert await collected(run) == 1
+        await run.send("So?")
+        await eventually(lambda: gate.entered, what="the call after the summary")
+        await run.terminate()
+        turn = await run.send("And now?")
+        gate.open()
+        await turn.result()
+        said = users(await run.transcript(full=True))
+    assert said.count("Well? " * 400) == 1
