@@ -115,11 +115,9 @@ class RunningActivity:
     @property
     def description(self) -> str:
         """The activity in words."""
-        return (
-            "a model call"
-            if self.name == MODEL_ACTIVITY
-            else f"the tool {self.name.removeprefix(TOOL_ACTIVITY_PREFIX)}"
-        )
+        if self.name.startswith(TOOL_ACTIVITY_PREFIX):
+            return f"the tool {self.name.removeprefix(TOOL_ACTIVITY_PREFIX)}"
+        return "a model call" if self.name == MODEL_ACTIVITY else "the record of its end"
 
     def is_on(self, worker: ChildProcess) -> bool:
         """Whether ``worker`` runs it."""
