@@ -156,12 +156,17 @@ class Heartbeat:
         _current_heartbeat.reset(self._token)
 
     def hasten(self) -> None:
-        """Heartbeat soon, and a few times after: the activity may have been cancelled."""
-        for timer in self._hastened:
-            timer.cancel()
+        """Heartbeat soon, and a few times after: the activity may have been cancelled. What is due soon stays: nudges
+        that follow each other closely would postpone it for ever."""
         loop = asyncio.get_running_loop()
-        self._hastened = [
-            loop.call_later(delay, self._send_hastened, context=self._context) for delay in NUDGED_HEARTBEATS
+        first, now = NUDGED_HEARTBEATS[0], loop.time()
+        due_soon = [timer for timer in self._hastened if now < timer.when() <= now + first][:1]
+        for timer in self._hastened:
+            if timer not in due_soon:
+                timer.cancel()
+        delays = NUDGED_HEARTBEATS[len(due_soon) :]
+        self._hastened = due_soon + [
+            loop.call_later(delay, self._send_hastened, context=self._context) for delay in delays
         ]
 
     def _send_hastened(self) -> None:
