@@ -11,7 +11,13 @@ from typing import Any
 import pytest
 from temporalio.testing import ActivityEnvironment
 
-from perdure.calls.heartbeat import Heartbeat, RunningHeartbeats, build_heartbeat_reporter, report_waiting
+from perdure.calls.heartbeat import (
+    Heartbeat,
+    RunningHeartbeats,
+    build_heartbeat_reporter,
+    get_attempt_values,
+    report_waiting,
+)
 from perdure.testing import MemoryStore
 
 
@@ -114,6 +120,25 @@ async def test_what_a_failed_attempt_reported_last_is_sent_at_its_end() -> None:
     with pytest.raises(ValueError):  # noqa: PT011  # the test's own
         await during(beats, body, timeout=600)
     assert beats.said == [("page", 0), ("page", 2)]
+
+
+async def test_what_a_tool_reports_is_not_taken_for_counts_of_the_engine() -> None:
+    """Somebody else may have chosen it: a page that a tool has read, for instance."""
+    beats = Beats()
+
+    async def report() -> None:
+        build_heartbeat_reporter()({"kept": {"failures": 99}})
+        await beats.next()
+
+    await during(beats, report)
+    env = ActivityEnvironment()
+    env.info = replace(env.info, heartbeat_details=beats.said[-1])
+
+    async def count_failures() -> int:
+        async with Heartbeat():
+            return get_attempt_values().count("failures")
+
+    assert await env.run(count_failures) == 1
 
 
 async def test_outside_an_activity_nobody_is_told() -> None:
