@@ -159,7 +159,7 @@ class Heartbeat:
 
     def hasten(self) -> None:
         """Heartbeat soon, and a few times after: the activity may have been cancelled. What is due soon stays: nudges
-        that follow each other closely would postpone it for ever."""
+        that follow each other closely would postpone it each time."""
         loop = asyncio.get_running_loop()
         first, now = NUDGED_HEARTBEATS[0], loop.time()
         due_soon = [timer for timer in self._hastened if now < timer.when() <= now + first][:1]
