@@ -384,3 +384,6 @@ class AgentSpec(AgentDecorators[ContextT, OutputT]):
             setattr(agent, field, value)
         check_model_settings(agent.chain, agent.settings, agent.provider_options)
         return agent
+
+
+AgentSpec.__init__.__qualname__ = "Agent.__init__"  # as a TypeError names it: users write Agent(…)

@@ -29,6 +29,8 @@ the request first, and the cancellation of a subagent comes after that of its pa
 ``HEARTBEAT_THROTTLE`` (worker/plugin.py), which bounds what many nudges cost."""
 
 _AGENT_MISSING_SINCE = "agent missing since"
+_KEPT = "perdure.kept"
+"""Name of the values in the details of a heartbeat, which no author's details have."""
 
 ValueT = TypeVar("ValueT", int, str)
 
@@ -132,7 +134,7 @@ class Heartbeat:
         timeout = info.heartbeat_timeout
         self._interval = HEARTBEAT_SECONDS if timeout is None else timeout.total_seconds() / HEARTBEATS_IN_TIMEOUT
         for details in info.heartbeat_details:  # of the previous attempt, which includes the values of earlier ones
-            if isinstance(details, dict) and isinstance(kept := details.get("kept"), dict):
+            if isinstance(details, dict) and isinstance(kept := details.get(_KEPT), dict):
                 self._values.kept = {name: value for name, value in kept.items() if isinstance(value, int | str)}
         self._values_token = _current_values.set(self._values)
         self._context = copy_context()  # the activity's: heartbeat() finds its activity there
@@ -156,12 +158,17 @@ class Heartbeat:
         _current_heartbeat.reset(self._token)
 
     def hasten(self) -> None:
-        """Heartbeat soon, and a few times after: the activity may have been cancelled."""
-        for timer in self._hastened:
-            timer.cancel()
+        """Heartbeat soon, and a few times after: the activity may have been cancelled. What is due soon stays: nudges
+        that follow each other closely would postpone it each time."""
         loop = asyncio.get_running_loop()
-        self._hastened = [
-            loop.call_later(delay, self._send_hastened, context=self._context) for delay in NUDGED_HEARTBEATS
+        first, now = NUDGED_HEARTBEATS[0], loop.time()
+        due_soon = [timer for timer in self._hastened if now < timer.when() <= now + first][:1]
+        for timer in self._hastened:
+            if timer not in due_soon:
+                timer.cancel()
+        delays = NUDGED_HEARTBEATS[len(due_soon) :]
+        self._hastened = due_soon + [
+            loop.call_later(delay, self._send_hastened, context=self._context) for delay in delays
         ]
 
     def _send_hastened(self) -> None:
@@ -203,7 +210,7 @@ class Heartbeat:
         self._schedule_tick()
 
     def _build_details(self) -> tuple[object, ...]:
-        return (*self._details, *([{"kept": self._values.kept}] if self._values.kept else []))
+        return (*self._details, *([{_KEPT: self._values.kept}] if self._values.kept else []))
 
 
 def report_waiting(reason: str) -> None:

@@ -285,7 +285,7 @@ def unescape_text(text: str) -> str:
 def _escape_value(value: Any) -> Any:
     if type(value) is str:
         return escape_text(value)
-    if type(value) is list:
+    if isinstance(value, list | tuple):
         return [escape_text(one) if type(one) is str else one for one in value]
     return value
 

@@ -8,6 +8,7 @@ import threading
 import uuid
 import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -59,7 +60,7 @@ class SqliteMemoryStore(SqliteTables):
         self._lock = threading.Lock()
         self._database: SqliteDatabase | None = None
         self._waiters: set[Waiter] = set()
-        self._nudge_watchers: list[Callable[[str], object]] = []
+        self._nudge_watchers: list[tuple[asyncio.AbstractEventLoop, Callable[[str], object]]] = []
 
     async def open(self, *, create: bool = True) -> None:
         """See :class:`perdure.ports.store.Store`."""
@@ -121,13 +122,15 @@ class SqliteMemoryStore(SqliteTables):
 
     async def nudge(self, run_id: str) -> None:
         """See :class:`perdure.ports.nudges.Nudges`."""
-        for on_nudge in tuple(self._nudge_watchers):
-            on_nudge(run_id)
+        for loop, on_nudge in tuple(self._nudge_watchers):
+            with suppress(RuntimeError):  # the loop was closed meanwhile
+                loop.call_soon_threadsafe(on_nudge, run_id)
 
     def watch_nudges(self, on_nudge: Callable[[str], object]) -> Callable[[], None]:
         """See :class:`perdure.ports.nudges.Nudges`."""
-        self._nudge_watchers.append(on_nudge)
-        return lambda: self._nudge_watchers.remove(on_nudge) if on_nudge in self._nudge_watchers else None
+        watcher = asyncio.get_running_loop(), on_nudge
+        self._nudge_watchers.append(watcher)
+        return lambda: self._nudge_watchers.remove(watcher) if watcher in self._nudge_watchers else None
 
     def _notify_watcher(self, events: EventBatch | None) -> None:
         waiters = tuple(self._waiters)

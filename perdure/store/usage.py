@@ -50,6 +50,8 @@ def _build_sum(key: str | None, values: Sequence[Any]) -> UsageSum:
 
 
 def _get_values(filter: UsageFilter) -> dict[str, Any]:
+    # No run has an id with NUL; neither database reads it from JSON: SQLite ends the text there, which is another id.
+    sessions = None if filter.sessions is None else {name: 1 for name in filter.sessions if "\0" not in name}
     return {
         "since": filter.since,
         "until": filter.until or None,
@@ -59,5 +61,5 @@ def _get_values(filter: UsageFilter) -> dict[str, Any]:
         "without_tenant": filter.tenant == "",
         "tenants": filter.tenants,
         "agents": filter.agents,
-        "sessions": None if filter.sessions is None else json.dumps(dict.fromkeys(filter.sessions, 1)),
+        "sessions": None if sessions is None else json.dumps(sessions),
     }

@@ -32,6 +32,12 @@ class MemoryStore(SqliteMemoryStore):
         self.commits.append(commit)
         return recorded
 
+    async def nudge(self, run_id: str) -> None:
+        """See :class:`perdure.ports.nudges.Nudges`."""
+        if self.failure is not None:
+            raise self.failure
+        await super().nudge(run_id)
+
     def _run(self, operation: Callable[..., T], *arguments: Any) -> T:
         if self.failure is not None:
             raise self.failure

@@ -364,6 +364,26 @@ async def test_who_watches_nudges_no_longer_hears_none(database: Database):
     assert before == []
 
 
+async def test_a_nudge_reaches_the_event_loop_that_watches(database: Database):
+    """A client may be on another one, in another thread, than the worker."""
+    if database.is_proxied:
+        pytest.skip("no notification comes through")
+    store = await database.open()
+    nudged: list[list[str]] = [[]]
+    loops: set[asyncio.AbstractEventLoop] = set()
+
+    def hear(run_id: str) -> None:
+        loops.add(asyncio.get_running_loop())
+        nudged[0].append(run_id)
+
+    store.watch_nudges(hear)
+    async with asyncio.timeout(20):
+        while not nudged[0]:
+            await asyncio.to_thread(asyncio.run, store.nudge("run-1"))
+            await asyncio.sleep(0.05)
+    assert loops == {asyncio.get_running_loop()}
+
+
 async def eventually_nudged(store: Store, run_id: str, nudged: list[list[str]]) -> None:
     """Nudge until all have heard it: a nudge may be lost, as the first ones are before a watcher listens."""
     async with asyncio.timeout(60):

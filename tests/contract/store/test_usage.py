@@ -171,6 +171,21 @@ async def test_usage_is_summed_of_what_a_filter_has(store: Store):
     assert (nothing.sums, nothing.total, nothing.count) == ([], UsageSum(None), 0)
 
 
+@pytest.mark.parametrize("name", ["acme\x01east", "acme\0east"])
+async def test_the_sums_of_one_tenant_or_agent_with_control_characters(store: Store, name: str):
+    await pay(store, "1", usage("r1", tenant=name, agent=name))
+    await pay(store, "2", usage("r2", tenant="acme", agent="acme"))
+    for only in (UsageFilter(tenants=(name,)), UsageFilter(agents=(name,)), UsageFilter(tenants=[name])):
+        assert [one.key for one in (await store.sum_usage("run", only)).sums] == ["r1"]
+
+
+async def test_a_session_with_nul_is_not_the_session_before_it(store: Store):
+    await pay(store, "1", usage("r1"))
+    await pay(store, "2", usage("r1/x"))
+    await pay(store, "3", usage("r2"))
+    assert [one.key for one in (await store.sum_usage("run", UsageFilter(sessions=("r1\0y", "r2")))).sums] == ["r2"]
+
+
 async def test_a_store_that_is_not_made_yet_has_used_nothing(database: Database):
     store = database.make()
     database.opened.append(store)

@@ -247,3 +247,9 @@ def test_a_set_of_hooks_alone_and_an_iterator_are_as_good_as_a_list() -> None:
         Agent("a", MODEL, hooks=auto_summarise(80_000)).compaction
         == Agent("a", MODEL, compaction=Compaction.summarise(at=80_000)).compaction
     )
+
+
+@pytest.mark.parametrize("arguments", [{}, {"model": "openai:gpt-5", "instruction": "Be brief."}])
+def test_a_wrong_argument_is_one_of_agent(arguments: Any) -> None:
+    with pytest.raises(TypeError, match=r"^Agent\.__init__\(\) "):
+        Agent("desk", **arguments)

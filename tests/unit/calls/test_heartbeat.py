@@ -11,7 +11,14 @@ from typing import Any
 import pytest
 from temporalio.testing import ActivityEnvironment
 
-from perdure.calls.heartbeat import Heartbeat, build_heartbeat_reporter, report_waiting
+from perdure.calls.heartbeat import (
+    Heartbeat,
+    RunningHeartbeats,
+    build_heartbeat_reporter,
+    get_attempt_values,
+    report_waiting,
+)
+from perdure.testing import MemoryStore
 
 
 class Beats:
@@ -31,13 +38,15 @@ class Beats:
         return self.said[-1]
 
 
-async def during(beats: Beats, body: Callable[[], Any], timeout: float = 0.03) -> None:
+async def during(
+    beats: Beats, body: Callable[[], Any], timeout: float = 0.03, running: RunningHeartbeats | None = None
+) -> None:
     env = ActivityEnvironment()
     env.info = replace(env.info, heartbeat_timeout=timedelta(seconds=timeout))
     env.on_heartbeat = beats
 
     async def activity() -> None:
-        async with Heartbeat():
+        async with Heartbeat(running):
             await body()
 
     await env.run(activity)
@@ -113,6 +122,38 @@ async def test_what_a_failed_attempt_reported_last_is_sent_at_its_end() -> None:
     assert beats.said == [("page", 0), ("page", 2)]
 
 
+async def test_what_a_tool_reports_is_not_taken_for_counts_of_the_engine() -> None:
+    """Somebody else may have chosen it: a page that a tool has read, for instance."""
+    beats = Beats()
+
+    async def report() -> None:
+        build_heartbeat_reporter()({"kept": {"failures": 99}})
+        await beats.next()
+
+    await during(beats, report)
+    env = ActivityEnvironment()
+    env.info = replace(env.info, heartbeat_details=beats.said[-1])
+
+    async def count_failures() -> int:
+        async with Heartbeat():
+            return get_attempt_values().count("failures")
+
+    assert await env.run(count_failures) == 1
+
+
 async def test_outside_an_activity_nobody_is_told() -> None:
     report_waiting("nothing")
     build_heartbeat_reporter()("nothing")
+
+
+async def test_nudges_that_follow_each_other_closely_hasten_too() -> None:
+    """Somebody cancels a run again and again, or writes nudges to keep it at work."""
+    beats, store = Beats(), MemoryStore()
+
+    async def body() -> None:
+        async with asyncio.timeout(10):
+            while not beats.said:
+                await store.nudge(ActivityEnvironment().info.workflow_id or "")
+                await asyncio.sleep(0.01)
+
+    await during(beats, body, timeout=600, running=RunningHeartbeats(store))

@@ -39,7 +39,8 @@ async def test_its_first_use_opens_it_and_closing_keeps_what_is_in_it() -> None:
 async def test_a_failure_is_raised_by_every_call_until_it_is_taken_back() -> None:
     store = MemoryStore()
     store.failure = StoreError("gone")
-    for call in (store.open(), store.commit(DONE), store.claim("key", "me"), store.wait_for_event("run", 0, 0)):
+    opening, waiting = store.open(), store.wait_for_event("run", 0, 0)
+    for call in (opening, store.commit(DONE), store.claim("key", "me"), waiting, store.nudge("run")):
         with pytest.raises(StoreError, match="gone"):
             await call
     store.failure = None
