@@ -22,6 +22,7 @@ from tests.servers.http import Answer, HttpServer, Request
 from tests.servers.model_server import Call, OpenAIServer, Reply
 from tests.support.checks import assert_closed, users
 from tests.support.engine import ON_BOTH_STORES, Engine, WorkerProcess, side_by_side
+from tests.support.following import next_of
 from tests.support.wait import eventually
 
 pytestmark = pytest.mark.server
@@ -275,6 +276,7 @@ async def test_a_worker_that_wakes_up_after_the_run_went_on_begins_nothing(engin
         lost = await engine.process("paying", **settings)
         run = await (await engine.client()).start("paying", "Go.", mode="session")
         await model.reached.wait()
+        await next_of(run.events(), "model.started")  # it is not stopped while it holds the lock of the store's file
         lost.process.send_signal(signal.SIGSTOP)
         await run.interrupt("What have you paid?")
         await engine.process("paying", **settings)

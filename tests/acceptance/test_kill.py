@@ -21,6 +21,7 @@ from tests.servers.model_server import Call, OpenAIServer, Reply
 from tests.support import faults
 from tests.support.checks import assert_closed, results
 from tests.support.engine import ON_BOTH_STORES, Engine, side_by_side
+from tests.support.following import next_of
 from tests.support.wait import eventually
 
 pytestmark = pytest.mark.server
@@ -184,7 +185,7 @@ async def _taken_for_lost(engine: Engine) -> None:
         lost = await engine.process("counting", TEST_MODEL_URL=server.base_url)
         client = await engine.client()
         run = await client.start("counting", "Go.")
-        await eventually(lambda: server.stats.requests)
+        await next_of(run.events(), "model.started")  # it is not stopped while it holds the lock of the store's file
         lost.process.send_signal(signal.SIGSTOP)
         await engine.process("counting", TEST_MODEL_URL=server.base_url)
         await run.cancel()
