@@ -101,11 +101,12 @@ class NewerStateError(InvalidInputError):
 
 class RetryLaterError(PerdureError):
     """A call has not failed, and is to be made again in ``seconds``: a rate is used up, for instance. It counts as no
-    attempt, and there is no ``error`` event and no ``on_error`` hook of it. A provider of your own may raise it."""
+    attempt, and there is no ``error`` event and no ``on_error`` hook of it. Nothing bounds how often it is made again,
+    and each time is an attempt of Temporal's: less than 0.1 s counts as that. A provider of your own may raise it."""
 
     retryable = True
 
-    def __init__(self, message: str, *, seconds: float = 0.0, hint: str | None = None) -> None:
+    def __init__(self, message: str, *, seconds: float = 1.0, hint: str | None = None) -> None:
         super().__init__(message, hint=hint)
         self.seconds = seconds
 

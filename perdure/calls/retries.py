@@ -45,6 +45,8 @@ FAILURE_CHARS = 1000
 """Maximum characters of an error's message. Temporal replaces a failure of more than about 4 KB, traceback and causes
 included, by "Failure exceeds size limit", which hides why a run is stuck. So causes stay in the log, too."""
 
+SHORTEST_DELAY = 0.1
+"""Minimum delay in seconds after ``RetryLaterError``, which no count of failures bounds."""
 LONGEST_DELAY = float(LONGEST_SECONDS)
 """Maximum delay in seconds that Temporal takes; ``Limits.retry_wait`` limits a provider's ``retry_after`` well
 below."""
@@ -116,7 +118,7 @@ def decide_retry(error: Exception, failures: int, missing: float = 0.0) -> Retry
         case NewerStateError():
             delay = NEWER_STATE_SECONDS
         case RetryLaterError():
-            delay = error.seconds
+            delay = max(SHORTEST_DELAY, error.seconds)  # for NaN, too
         case PerdureError():
             retry = retry and error.retryable
             delay = error.retry_after if isinstance(error, ProviderError) else None

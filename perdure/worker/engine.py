@@ -77,8 +77,8 @@ MAX_CACHED_RUNS = 1000
 
 
 class SearchAttributeCheck:
-    """Finds the namespace's search attributes, at every reply that reports them (``stages.indexed``). Registering them
-    later needs no restart of workers."""
+    """Finds the namespace's search attributes, at every reply that reports them (``calls/interceptor.py``). Registering
+    them later needs no restart of workers."""
 
     def __init__(self) -> None:
         self._said: dict[str, str] = {}
