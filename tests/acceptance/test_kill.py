@@ -185,6 +185,7 @@ async def _taken_for_lost(engine: Engine) -> None:
         lost = await engine.process("counting", TEST_MODEL_URL=server.base_url)
         client = await engine.client()
         run = await client.start("counting", "Go.")
+        await eventually(lambda: server.stats.requests)
         await next_of(run.events(), "model.started")  # it is not stopped while it holds the lock of the store's file
         lost.process.send_signal(signal.SIGSTOP)
         await engine.process("counting", TEST_MODEL_URL=server.base_url)
