@@ -135,6 +135,7 @@ lint: venv ## style, types, imports, lengths, determinism, small modules, words,
 	$(PY) scripts/lint_rules.py
 	$(PY) scripts/lint_words.py
 	$(PY) scripts/reference.py --check
+	$(PY) scripts/faults.py --check
 
 # A lock and a stamp of its own: basedpyright brings Node along, which nothing else needs.
 $(VENV)/.types: $(TYPES) $(VENV)/.lock
@@ -149,6 +150,7 @@ fmt: venv ## format, fix what ruff can fix, write the API reference
 	$(VENV)/bin/ruff format .
 	$(VENV)/bin/ruff check --fix .
 	$(PY) scripts/reference.py
+	$(PY) scripts/faults.py
 	$(PY) scripts/lint_rules.py --write
 
 check: lint test ## lint, then test: before a commit

@@ -59,6 +59,7 @@ def test_every_page_is_known() -> None:
     assert names >= NO_PAGES | ELSEWHERE
 
 
+@pytest.mark.fault("Borders", "A person types into a form of the console.", "Only the text changes: no key decides.")
 @pytest.mark.parametrize("way", get_args(Way))
 async def test_typing_into_any_form_changes_its_text_alone(engine: Engine, way: Way) -> None:
     async with office(engine, *build_agents(), what="typing into forms") as (client, at):

@@ -298,15 +298,3 @@ def names_of_tests() -> frozenset[str]:
 def test_tests_that_are_named_exist(page: Page) -> None:
     missing = set(re.findall(r"`(test_\w+)`", page.text)) - names_of_tests()
     assert not missing, f"{page.name} names {missing}"
-
-
-def test_what_survives_what_is_shown_by_tests() -> None:
-    text = (ROOT / "docs/concepts.md").read_text().partition("## What survives what")[2].partition("\n## ")[0]
-    rows = [line for line in text.splitlines() if line.startswith("| ") and not line.startswith("| what happens")]
-    assert len(rows) > 20
-    for row in rows:
-        shown = re.findall(r"\[(`?)([^\]`]+)`?\]\(([^)]+)\)", row.split(" | ")[2])
-        assert shown, f"nothing shows that {row}"
-        for quoted, name, path in shown:
-            source = (ROOT / "docs" / path).read_text()
-            assert not quoted or re.search(rf"^(?:async )?def {name}\(", source, re.MULTILINE), f"{path} has no {name}"

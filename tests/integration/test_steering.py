@@ -88,6 +88,11 @@ async def test_messages_before_the_first_task_keep_their_order(engine: Engine) -
     assert response.calls == 1
 
 
+@pytest.mark.fault(
+    "Clients",
+    "A client sends a signal that cannot be read.",
+    "The signal is refused, `status` says so, and the run continues.",
+)
 async def test_what_cannot_be_understood_is_kept_for_the_status(engine: Engine) -> None:
     gate = Gate()
 
