@@ -1,6 +1,6 @@
 import { useChat } from '@ai-sdk/react';
 import { DefaultChatTransport, isToolUIPart, type UIMessage } from 'ai';
-import { useState } from 'react';
+import { useEffect, useState } from 'react';
 import { createRoot } from 'react-dom/client';
 
 const api = '/ui/desk';
@@ -11,6 +11,15 @@ const STATES: Record<string, string> = {
   'output-error': 'failed',
 };
 
+const transport = new DefaultChatTransport({
+  api,
+  prepareReconnectToStreamRequest: ({ id }) => ({ api: `${api}/${id}/stream?ended=true&wait=true` }),
+});
+
+function isApprovalRequest(part: UIMessage['parts'][number]) {
+  return isToolUIPart(part) && part.state === 'approval-requested';
+}
+
 function Part({ part }: { part: UIMessage['parts'][number] }) {
   if (part.type === 'text') return <p>{part.text}</p>;
   if (!isToolUIPart(part)) return null;
@@ -20,16 +29,19 @@ function Part({ part }: { part: UIMessage['parts'][number] }) {
 
 function Chat({ id, earlier }: { id: string; earlier: UIMessage[] }) {
   const [text, setText] = useState('');
-  const { messages, sendMessage, status, stop, error } = useChat({
+  const { messages, setMessages, sendMessage, resumeStream, status, error } = useChat({
     id,
     messages: earlier,
     resume: earlier.at(-1)?.role === 'user', // its answer is not there yet
-    transport: new DefaultChatTransport({
-      api,
-      prepareReconnectToStreamRequest: ({ id }) => ({ api: `${api}/${id}/stream?ended=true` }),
-    }),
+    transport,
   });
   const isBusy = status === 'submitted' || status === 'streaming';
+  const waits = status === 'ready' && (messages.at(-1)?.parts ?? []).some(isApprovalRequest);
+  useEffect(() => {
+    if (!waits) return;
+    setMessages((all) => all.slice(0, -1)); // the stream has this answer from its start, and stays open
+    void resumeStream();
+  }, [waits]);
   return (
     <main>
       <h1>Invoice desk</h1>
@@ -42,7 +54,6 @@ function Chat({ id, earlier }: { id: string; earlier: UIMessage[] }) {
       <form onSubmit={(event) => { event.preventDefault(); sendMessage({ text }); setText(''); }}>
         <input value={text} onChange={(event) => setText(event.target.value)} aria-label="Message" autoFocus />
         <button disabled={isBusy || !text.trim()}>Send</button>
-        {isBusy && <button type="button" onClick={stop}>Stop</button>}
       </form>
     </main>
   );
