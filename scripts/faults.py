@@ -40,7 +40,7 @@ def read_faults(folder: Path) -> dict[str, Fault]:
     """Read the marks of all tests under a folder, by the text of their fault.
 
     Raises:
-        MarkError: A mark is no literal text, its subject is unknown, two tests give one fault an effect, or none does.
+        MarkError: A mark has other than literal text, its subject is unknown, two tests give one fault an effect, or none does.
     """
     faults: dict[str, Fault] = {}
     for path in sorted(folder.rglob("test_*.py")):
@@ -72,7 +72,7 @@ def _read_marks(path: Path) -> Iterator[tuple[str, list[str]]]:
 
 
 def render_page(page: str, faults: dict[str, Fault]) -> str:
-    """Return the page with its generated part written anew."""
+    """Return the page with its generated part replaced."""
     head, rest = page.split(_REGION[0])
     tail = rest.split(_REGION[1])[1]
     sections = []

@@ -583,7 +583,7 @@ async def _stream(
             break
         for part in translator.ask(waits):
             yield encode(part)
-        has_waits = False  # the next event says how they went on
+        has_waits = False  # the next event says what became of them
     for part in translator.finish(waits):
         yield encode(part)
     yield encode_frame("[DONE]")
