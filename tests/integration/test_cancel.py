@@ -74,7 +74,7 @@ async def test_an_async_tool_is_stopped(engine: Engine) -> None:
 
 
 async def _waits_for(run: Run, names: list[str]) -> bool:
-    return [child.name for child in (await run.status()).calls] == names
+    return [child.tool for child in (await run.status()).calls] == names
 
 
 async def test_a_tool_that_finishes_all_the_same_keeps_its_result(engine: Engine) -> None:
