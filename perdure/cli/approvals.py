@@ -58,7 +58,7 @@ def answer(
         return await refuse_without_worker(run, run.answer(call, answer, error=error, hash=digest))
 
     answered = call_run(server, id, act)
-    output.print_result(answered.model_dump(mode="json"), f"{answered.name} is answered{_format_actor(answered)}")
+    output.print_result(answered.model_dump(mode="json"), f"{answered.tool} is answered{_format_actor(answered)}")
 
 
 async def _find_unanswered_call(run: Run, call: str | None) -> WaitingCall | None:
@@ -213,10 +213,10 @@ def _format_last_user_message(messages: list[Message]) -> str:
 
 def _serialize_pending_call(call: PendingCall, messages: list[Message]) -> dict[str, Any]:
     return {
-        "run": call.run_id,
+        "run_id": call.run_id,
         "kind": call.kind,
         "agent": call.agent,
-        "call": call.call_id,
+        "call_id": call.call_id,
         "tool": call.tool,
         "arguments": call.arguments,
         "hash": call.hash,
@@ -234,5 +234,5 @@ def _format_actor(decision: DecidedApproval) -> str:
 
 
 def _print_decision(decision: DecidedApproval, output: OutputOptions) -> None:
-    text = f"{decision.name} is {decision.state}{_format_actor(decision)}{format_decision_scope(decision)}"
+    text = f"{decision.tool} is {decision.state}{_format_actor(decision)}{format_decision_scope(decision)}"
     output.print_result(decision.model_dump(mode="json"), text)

@@ -218,7 +218,7 @@ def _build_inbox_call(run: Run, agent: str, pending: WaitingCall) -> PendingCall
     return PendingCall(
         run=run,
         agent=agent,
-        tool=pending.name,
+        tool=pending.tool,
         since=_parse_optional_time(pending.since),
         expires=_parse_optional_time(pending.expires),
         consent=pending.consent,

@@ -186,7 +186,7 @@ async def _list_waits(page: Page, status: Status | None) -> list[ShownWait]:
     """List what waits: of the run as it says itself, else as the store has it, as what waits in the runs below it."""
     run_id, resource = page.call.params["id"], page.call.resource or Resource("session")
     own = None if status is None else [
-        ShownWait(run_id, one.call_id, one.kind, one.name, one.hash, one.expires, one.on_expiry, one.separate)
+        ShownWait(run_id, one.call_id, one.kind, one.tool, one.hash, one.expires, one.on_expiry, one.separate)
         for one in status.approvals
     ]  # fmt: skip
     found = list(own or ())

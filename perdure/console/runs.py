@@ -162,7 +162,7 @@ async def _read_chosen(page: Page, id: str) -> ChosenRun:
         pending = await read_pending_memo(execution) if execution.close_time is None else ()
     except RunNotFoundError:
         return ChosenRun(id)
-    waiting = None if pending is None else [call.name for call in pending]
+    waiting = None if pending is None else [call.tool for call in pending]
     return ChosenRun(id, state, resource.agent or "", resource.user or "", waiting)
 
 

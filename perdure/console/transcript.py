@@ -224,7 +224,7 @@ class Transcript:
         return [reply]
 
     def _complete_reply(self, reply: ReplyBlock, event: ModelCompleted) -> list[Block]:
-        reply.state, reply.ended, reply.model = "done", event.at, event.model or reply.model
+        reply.state, reply.ended, reply.model = "done", event.at, _name_model(reply.model, event.model)
         reply.text, reply.blob, reply.thinking = event.text, event.blob, ""
         reply.usage, reply.cost_usd, reply.finish_reason = event.usage, event.cost_usd, event.finish_reason
         reply.head, reply.writes_call = event.head, ""
@@ -298,6 +298,12 @@ def _build_message(event: MessageInjected) -> MessageBlock:
     )
 
 
+def _name_model(asked: str, answered: str) -> str:
+    """Return the name of the model that answered, with the provider of the one that was asked: APIs leave it out."""
+    provider, colon, _ = asked.partition(":")
+    return f"{provider}:{answered}" if colon and answered and ":" not in answered else answered or asked
+
+
 def _extend(reply: ReplyBlock, delta: ModelDelta) -> None:
     """Add a piece of a reply, unless it is known. One whose beginning is missing is left out: the whole reply comes."""
     reply.state = "writing"
@@ -352,7 +358,7 @@ def _build_note(event: Event) -> NoteBlock | None:
             return None
         case TurnEvent():
             note.title, note.tone = f"Turn {event.state}", _TURN_TONES[event.state]
-            parts = [f"{event.iterations} model call{'' if event.iterations == 1 else 's'}"] if event.iterations else []
+            parts = [f"{event.iterations} iteration{'' if event.iterations == 1 else 's'}"] if event.iterations else []
             total = event.usage.total_tokens
             parts += [f"{format_count(total)} tokens"] if total else []
             parts += [f"${event.cost_usd:.4f}"] if event.cost_usd else []

@@ -95,7 +95,7 @@ class CallWait:
         return WaitingCall(
             kind=self.kind,
             call_id=pending.call.id,
-            name=pending.call.name,
+            tool=pending.call.name,
             arguments=get_final_arguments(pending),
             hash=self.hash,
             since=period.since if period else None,
@@ -207,7 +207,7 @@ def check_requester_room(state: RunState, by: str | None, *, opens_turn: bool = 
 
 def remember(state: RunState, pending: ToolCallState, /, **fields: Any) -> DecidedApproval:
     """Record in ``status.decided`` how a wait of the call has ended. ``fields``: the other fields of the record."""
-    past = DecidedApproval(call_id=pending.call.id, name=pending.call.name, **fields)
+    past = DecidedApproval(call_id=pending.call.id, tool=pending.call.name, **fields)
     state.decided = select_latest_rows([*state.decided, past][-MAX_PAST_DECISIONS:], DECISIONS_BYTES)
     return past
 

@@ -172,8 +172,7 @@ class WaitingCall(Data):
     kind: PendingKind = "approval"
     """``question``: its tool asks something. ``callback``: a client runs the call and sends the result."""
     call_id: str
-    name: str
-    """Name of the tool."""
+    tool: str
     arguments: dict[str, Any] | None = None
     """None if they are too large for history: the transcript has them."""
     hash: str
@@ -197,7 +196,7 @@ class DecidedApproval(Data):
     """A past decision, or an answer."""
 
     call_id: str
-    name: str
+    tool: str
     state: DecisionState | Literal["answered"]
     by: str | None = None
     at: str
@@ -216,4 +215,4 @@ class DecidedApproval(Data):
         if self.state == "expired" or self.by is None:
             return f"{self.state}: no decision by {self.at}"
         text = f"{self.state} by {self.by} at {self.at}"
-        return f"{text}, as every call of {self.name} since {self.standing}" if self.standing else text
+        return f"{text}, as every call of {self.tool} since {self.standing}" if self.standing else text

@@ -238,24 +238,24 @@ class AguiTranslator:
         return {"type": "success"}
 
     def _is_frontend(self, wait: RunWait) -> bool:
-        return wait.call.kind == "callback" and wait.call.name in self._frontend_tools
+        return wait.call.kind == "callback" and wait.call.tool in self._frontend_tools
 
     def _build_interrupt(self, wait: RunWait) -> Frame:
         call = wait.call
         interrupt: Frame = {
             "id": wait.id,
             "reason": "input_required" if call.kind == "question" else "tool_call",
-            "message": call.question or f"Approve {call.name}?",
+            "message": call.question or f"Approve {call.tool}?",
             "toolCallId": self._call_id(wait.run_id, call.call_id),
             "metadata": {
-                "tool": call.name, "arguments": call.arguments, "hash": call.hash, "separate": call.separate
+                "tool": call.tool, "arguments": call.arguments, "hash": call.hash, "separate": call.separate
             },
         }  # fmt: skip
         if call.kind == "approval":
             interrupt["responseSchema"] = APPROVAL_SCHEMA
         else:
             interrupt |= {"responseSchema": call.form} if call.form else {}
-            interrupt |= {"message": f"Run {call.name} and send its result."} if call.kind == "callback" else {}
+            interrupt |= {"message": f"Run {call.tool} and send its result."} if call.kind == "callback" else {}
         interrupt |= {"expiresAt": call.expires} if call.expires else {}
         interrupt |= {"subagentRunId": wait.run_id} if wait.run_id != self.thread_id else {}
         return interrupt

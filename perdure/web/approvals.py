@@ -41,7 +41,7 @@ class ApprovalsQuery(PageQuery):
 class PendingCall(BaseModel):
     """A call that waits for an approval, an answer, or the result of a client."""
 
-    session: str
+    run_id: str
     call_id: str
     kind: PendingKind
     agent: str
@@ -100,8 +100,7 @@ async def list_approvals(call: Call) -> ApprovalList:
 
 
 def _build_pending_call(wait: InboxEntry) -> PendingCall:
-    names = PendingCall.model_fields.keys() - {"session"}
-    return PendingCall(session=wait.run_id, **{name: getattr(wait, name) for name in names})
+    return PendingCall(**{name: getattr(wait, name) for name in PendingCall.model_fields})
 
 
 # ---
@@ -111,7 +110,7 @@ def _build_pending_call(wait: InboxEntry) -> PendingCall:
 class Decision(Input):
     """A decision on a call that waits for approval, or without ``decision`` the answer to a call that waits for one."""
 
-    session: str = Field(min_length=1, max_length=RUN_ID_CHARS)
+    run_id: str = Field(min_length=1, max_length=RUN_ID_CHARS)
     call_id: str = Field(min_length=1, max_length=CALL_ID_CHARS)
     hash: str = Field(min_length=1, max_length=100)
     """That of the call or question that was reviewed."""
@@ -133,7 +132,7 @@ class Decisions(Input):
 class DecisionResult(BaseModel):
     """What became of one decision: ``decided``, or the ``problem`` that it was refused with."""
 
-    session: str
+    run_id: str
     call_id: str
     decided: DecidedApproval | None = None
     problem: dict[str, JsonValue] | None = None
@@ -148,10 +147,10 @@ class DecisionResults(BaseModel):
 async def decide_approvals(call: Call) -> DecisionResults:
     """Decide and answer many calls; each is authorised and decided on its own."""
     decisions = [
-        item.model_copy(update={"session": call.caller.read_id(item.session)})
+        item.model_copy(update={"run_id": call.caller.read_id(item.run_id)})
         for item in cast(Decisions, call.body).decisions
     ]
-    counts = Counter((item.session, item.call_id) for item in decisions)
+    counts = Counter((item.run_id, item.call_id) for item in decisions)
     if twice := next((name for name, count in counts.items() if count > 1), None):
         raise InvalidInputError(
             f"decisions: call {twice[1]!r:.100} of session {twice[0]!r:.200} is there {counts[twice]} times",
@@ -197,9 +196,9 @@ def _build_late_error() -> WebError:
 
 async def _decide(call: Call, item: Decision) -> DecidedApproval:
     """Decide or answer one call. Raises the error that it is refused with."""
-    resource = await call.web.find_session(item.session)
+    resource = await call.web.find_session(item.run_id)
     await call.authorize("send" if item.decision is None else "decide", item.decision or "answer", resource)
-    run = call.client.run(item.session)
+    run = call.client.run(item.run_id)
     match item.decision:
         case "approve":
             deciding = run.approve(
@@ -214,10 +213,10 @@ async def _decide(call: Call, item: Decision) -> DecidedApproval:
 
 def _build_result(item: Decision, outcome: DecidedApproval | PerdureError | Response) -> DecisionResult:
     if isinstance(outcome, DecidedApproval):
-        return DecisionResult(session=item.session, call_id=item.call_id, decided=outcome)
+        return DecisionResult(run_id=item.run_id, call_id=item.call_id, decided=outcome)
     problem = build_problem(outcome) if isinstance(outcome, PerdureError) else outcome
     fields: dict[str, Any] = json.loads(bytes(problem.body))
-    return DecisionResult(session=item.session, call_id=item.call_id, problem=fields)
+    return DecisionResult(run_id=item.run_id, call_id=item.call_id, problem=fields)
 
 
 OPERATIONS = [

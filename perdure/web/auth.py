@@ -101,7 +101,8 @@ class Caller:
 
 ID_FIELDS = frozenset(
     {
-        "context_id", "child_context_id", "detail", "id", "key", "root", "running", "session", "subject",
+        "context_id", "child_context_id", "detail", "id", "key", "root", "run_id", "running", "session",
+        "subject",
         "threadId", "subagentRunId", "parentSubagentRunId", "messageId", "parentMessageId", "toolCallId", "approvalId",
         "interruptId", "taskId",
     }

@@ -377,7 +377,7 @@ class _McpCaller:
                 raise InvalidInputError("the content of an approval has approve: true or false")
             if accepted and approved and _show_arguments(wait) is None:
                 raise InvalidInputError(
-                    f"the arguments of {call.name} are too long to be shown in a form, so none can approve them",
+                    f"the arguments of {call.tool} are too long to be shown in a form, so none can approve them",
                     hint=f"Read them: GET /v1/sessions/{wait.run_id}/items. Then decide by the HTTP API; or deny here.",
                 )
             comment = comment if isinstance(comment, str) and comment else None
@@ -475,17 +475,17 @@ def _describe_unfinished(id: str, state: str) -> types.CallToolResult:
 def _describe_waits(waits: Sequence[RunWait]) -> str:
     if not waits:
         return ""
-    return "waits for " + ", ".join(f"{wait.call.kind} of {wait.call.name}" for wait in waits)[:500]
+    return "waits for " + ", ".join(f"{wait.call.kind} of {wait.call.tool}" for wait in waits)[:500]
 
 
 def _describe_wait(wait: RunWait) -> str:
     call = wait.call
     if call.kind == "question":
-        return call.question or f"{call.name} asks."
+        return call.question or f"{call.tool} asks."
     if (arguments := _show_arguments(wait)) is not None:
-        return f"Approve this call of {call.name}? {arguments}"
+        return f"Approve this call of {call.tool}? {arguments}"
     return (
-        f"A call of {call.name} waits for approval, with arguments that are too long to be shown here. Deny it here, "
+        f"A call of {call.tool} waits for approval, with arguments that are too long to be shown here. Deny it here, "
         f"or read them by the HTTP API, and approve it there: GET /v1/sessions/{wait.run_id}/items"
     )
 

@@ -166,7 +166,7 @@ def build_tool_calls(waits: Sequence[RunWait]) -> list[dict[str, Any]]:
         {
             "id": encode_wait_id("call_", wait.run_id, wait.call.call_id, wait.call.hash),
             "type": "function",
-            "function": {"name": wait.call.name, "arguments": dump_arguments(wait.call.arguments)},
+            "function": {"name": wait.call.tool, "arguments": dump_arguments(wait.call.arguments)},
         }
         for wait in waits
         if wait.call.kind == "callback"
@@ -179,10 +179,10 @@ def describe_waits(caller: Caller, waits: Sequence[RunWait]) -> list[dict[str, A
         {
             "id": encode_wait_id("mcpr_", wait.run_id, wait.call.call_id, wait.call.hash),
             "kind": wait.call.kind,
-            "session": caller.show_id(wait.run_id),
+            "run_id": caller.show_id(wait.run_id),
             "call_id": wait.call.call_id,
             "hash": wait.call.hash,
-            "name": wait.call.name,
+            "tool": wait.call.tool,
             "arguments": wait.call.arguments,
             **({"question": wait.call.question, "form": wait.call.form} if wait.call.kind == "question" else {}),
         }

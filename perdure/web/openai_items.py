@@ -385,9 +385,9 @@ class ResponseTranslator:
             return
         arguments = self._dump_arguments(wait.run_id, call.call_id, call.arguments)
         if is_approval:
-            self._add_approval(place, wait_id, self._agent, call.name, arguments)
+            self._add_approval(place, wait_id, self._agent, call.tool, arguments)
         elif call.kind == "callback":
-            self._add_function_call(place, wait_id, call.name, arguments)
+            self._add_function_call(place, wait_id, call.tool, arguments)
         else:
             question = dump_arguments({"question": call.question, "form": call.form})
             self._add_function_call(place, wait_id, QUESTION_TOOL, question)

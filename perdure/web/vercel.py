@@ -321,7 +321,7 @@ class VercelTranslator:
             self._asked.add(call_id)
         if call_id not in self._shown:
             self._shown.add(call_id)
-            fields = {"toolCallId": call_id, "toolName": call.name, "input": call.arguments or {}, "dynamic": True}
+            fields = {"toolCallId": call_id, "toolName": call.tool, "input": call.arguments or {}, "dynamic": True}
             self._emit("tool-input-available", **fields)
         if call.kind == "approval":
             self._emit("tool-approval-request", approvalId=wait.id, toolCallId=call_id)

@@ -79,7 +79,7 @@ async def test_an_async_tool_is_stopped(engine: Engine) -> None:
 
 
 async def _waits_for(run: Run, names: list[str]) -> bool:
-    return [child.name for child in (await run.status()).calls] == names
+    return [child.tool for child in (await run.status()).calls] == names
 
 
 @pytest.mark.fault("Clients", "A client cancels the run.")

@@ -196,7 +196,7 @@ async def test_a_call_that_is_approved_beside_others_does_not_join_them(engine: 
         await run.pause()
         await run.approve(by="kim")
         gate.open()
-        assert [one.name for one in (await paused(run)).calls] == ["pay"]
+        assert [one.tool for one in (await paused(run)).calls] == ["pay"]
         assert not ran
         await run.resume()
         response = await run.result()

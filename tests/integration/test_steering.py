@@ -65,7 +65,7 @@ async def test_a_message_during_a_tool_call_stands_behind_its_result(engine: Eng
         run = await client.start("holder", "Go.")
         await eventually(lambda: gate.entered)
         status = await in_state(run, doing="tools")
-        assert [(child.name, child.kind) for child in status.calls] == [("hold", "activity")]
+        assert [(child.tool, child.kind) for child in status.calls] == [("hold", "activity")]
         await run.inject("Hurry.")
         await in_state(run, queued=1)
         gate.open()

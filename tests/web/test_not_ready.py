@@ -155,7 +155,7 @@ async def test_http_says_503_and_when_to_come_back(
     async with engine.served(payer()) as client:
         run = await _start(client)
         pending = (await run.status()).approvals[0]
-        decision = {"session": run.id, "call_id": pending.call_id, "hash": pending.hash, "decision": "approve"}
+        decision = {"run_id": run.id, "call_id": pending.call_id, "hash": pending.hash, "decision": "approve"}
         async with serve(client, ADA) as service, service.connect() as http:
             path, body = build_requests(run.id)[protocol]
             if protocol in ("openai", "responses"):

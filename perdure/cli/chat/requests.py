@@ -136,7 +136,7 @@ class PendingRequests:
     def _format_label(self, request: RunWait) -> str:
         """The tool and call, and the run if it is a subagent's: calls of two runs may have one id."""
         call = request.call
-        return f"{self._format_place(request)}{escape_line(call.name)} ({escape_line(call.call_id)})"
+        return f"{self._format_place(request)}{escape_line(call.tool)} ({escape_line(call.call_id)})"
 
     def _format_place(self, request: RunWait) -> str:
         return "" if request.run_id == self._run_id else f"[{escape_line(request.run_id)}] "
@@ -176,7 +176,7 @@ class PendingRequests:
     def _format_request(self, request: RunWait) -> Iterator[str]:
         call = request.call
         if call.kind == "approval":
-            text = format_call(call.name, call.arguments, full=True)
+            text = format_call(call.tool, call.arguments, full=True)
             shown = f"{truncate_text(text, _ARGUMENT_CHARS)}  {escape_line(call.call_id)}"
             yield style_text(f"? {self._format_place(request)}{shown}", "yellow")
             if call.arguments is None or len(text) > _ARGUMENT_CHARS:
