@@ -43,6 +43,7 @@
     │   ├── TranscriptCorruptedError             a node is missing or altered; the run pauses
     │   └── TranscriptUnavailableError           the client was given no store
     └── RuntimeSetupError
+        ├── MissingExtraError                    an extra of perdure is not installed
         ├── ServerNotFoundError · ServerStartError
         ├── ServerUnreachableError (also ConnectionError)
         ├── ThreadsLostError                     authors' functions that never return hold a worker's threads
@@ -409,6 +410,10 @@ class TranscriptUnavailableError(StoreError):
 
 class RuntimeSetupError(PerdureError):
     """Something that a run needs is missing."""
+
+
+class MissingExtraError(RuntimeSetupError):
+    """A package is missing that an extra of perdure brings. ``hint`` has the command that installs it for this copy."""
 
 
 class StoreLocationError(StoreError, RuntimeSetupError):

@@ -19,7 +19,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..agent.spec import AgentSpec
-from ..errors import DefinitionError, InvalidInputError, PerdureError
+from ..errors import DefinitionError, InvalidInputError, MissingExtraError, PerdureError
 from ..hooks.hook import evaluate_signature
 from ..ports.toolset import Toolset
 from ..tools import Tool
@@ -190,6 +190,8 @@ def _build_import_error(error: BaseException, path: Path | None) -> PerdureError
     where = f"{_shorten_file_path(file)}:{line}" if file else str(path or "")
     source = linecache.getline(file, line).strip() if file and line else ""
     hint = f"The line is: {source}" if source else None
+    if isinstance(error, MissingExtraError):
+        return MissingExtraError(f"{where}: {error.message}", hint=error.hint)
     if isinstance(error, PerdureError):
         return DefinitionError(f"{where}: {error.message}", hint=error.hint or hint)
     if isinstance(error, SystemExit):

@@ -19,6 +19,7 @@ from .._terminal import escape_line, print_json, print_line, print_text, style_t
 from ..errors import (
     DefinitionError,
     InvalidInputError,
+    MissingExtraError,
     PerdureError,
     RunNotFoundError,
     RuntimeSetupError,
@@ -267,7 +268,8 @@ def _split_long_line(line: str) -> Iterator[str]:
 # ---
 # How a command fails: one message on stderr, and an exit code that a script can use.
 #
-# 0 done · 1 the run or command failed · 2 usage · 3 not found · 4 no server or worker · 130 interrupted
+# 0 done · 1 the run or command failed · 2 usage · 3 not found · 4 no server or worker · 5 an extra is not installed
+# · 130 interrupted
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as shells give it: 128 and the number of SIGINT."""
@@ -276,6 +278,7 @@ _EXIT_CODES = (
     ((StoreError,), 1),
     ((InvalidInputError, DefinitionError), 2),
     ((RunNotFoundError, ScheduleNotFoundError, WebhookNotFoundError), 3),
+    ((MissingExtraError,), 5),
     ((RuntimeSetupError,), 4),
 )
 

@@ -4,7 +4,7 @@
     runId      id of the turn                 tools       client tools of the turn
 
 The server keeps the history: of ``messages`` only the last is sent. A message's id is that of the run and the client's
-own: the same run is the same message, and a client finds its message under its own id. Needs the extra ``agui``.
+own: the same run is the same message, and a client finds its message under its own id. Needs the extra ``server``.
 """
 
 from __future__ import annotations

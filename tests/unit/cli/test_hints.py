@@ -19,7 +19,6 @@ import perdure
 from perdure import cli
 from perdure.cli import app
 from perdure.cli.output import get_exit_code, print_unexpected_error, translate_hint
-from perdure.embedded import diagnosis
 from perdure.errors import StoreLocationError
 from perdure.store import open_store
 from perdure.workflows.agent import AgentWorkflow
@@ -136,18 +135,3 @@ def test_version() -> None:
     assert (result.exit_code, result.output) == (0, f"perdure {metadata.version('perdure')}\n")
     program = [sys.executable, "-m", "perdure", "--version"]
     assert subprocess.run(program, capture_output=True, text=True).stdout == result.output
-
-
-def test_doctor_recommends_what_can_be_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    offered = set(metadata.metadata("perdure").get_all("Provides-Extra") or ())
-    assert set(diagnosis._EXTRA_PACKAGES) <= offered
-    monkeypatch.setattr(diagnosis, "_read_package_version", lambda package: "1" if package == "openai" else None)
-    (extras,) = [finding for finding in diagnosis._check_packages() if finding.check == "extras"]
-    assert extras.hint is not None
-    assert extras.hint.startswith("pip install 'perdure[anthropic,")
-
-    def missing(name: str) -> None:
-        raise metadata.PackageNotFoundError(name)
-
-    monkeypatch.setattr(diagnosis.metadata, "metadata", missing)
-    assert diagnosis._build_install_hint(["encryption", "yaml"]) == "pip install cryptography pyyaml"
