@@ -68,7 +68,7 @@ class Demo:
             yield ToolCallDelta(0, call.id, call.name, json.dumps(call.arguments, ensure_ascii=False))
             parts.append(call)
         usage = Usage(input_tokens=_count_input_tokens(request), output_tokens=_count_tokens(f"{text}{call or ''}"))
-        yield Completed(tuple(parts), "stop" if call is None else "tool_calls", usage, request.model)
+        yield Completed(tuple(parts), "stop" if call is None else "tool_calls", usage, f"demo:{request.model}")
 
 
 def _build_reply(request: ModelRequest) -> tuple[str, ToolCallPart | None]:

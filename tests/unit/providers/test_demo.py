@@ -70,7 +70,7 @@ async def test_echo_repeats_the_open_messages() -> None:
     assert text_of(await reply("echo", *said)) == "[demo:echo] Where is it?"
     both = await reply("echo", *said, Message.user("And when?"))
     assert text_of(both) == "[demo:echo] Where is it?\nAnd when?"
-    assert (both.finish_reason, both.model) == ("stop", "echo")
+    assert (both.finish_reason, both.model) == ("stop", "demo:echo")
     assert both.usage.input_tokens > 0 < both.usage.output_tokens
 
 
