@@ -29,16 +29,8 @@ from ..types.events import (
     TurnEvent,
 )
 from ..types.messages import NAME_CHARS, Usage
-from .turns import (
-    Replies,
-    Reply,
-    describe_answer,
-    dump_arguments,
-    dump_event,
-    has_arguments,
-    is_answer_call,
-    shorten_id,
-)
+from .argument_text import dump_arguments, find_rest
+from .turns import Replies, Reply, describe_answer, dump_event, is_answer_call, shorten_id
 
 Frame = dict[str, Any]
 
@@ -385,10 +377,11 @@ class AguiTranslator:
         written = {call.id: call.arguments for call in reply.calls.values() if not is_answer_call(call.name)}
         calls = [call for call in event.calls if not is_answer_call(call.name)]
         for call in calls:
-            if not written.get(call.id):
-                self._call(reply, context_id, call.id, call.name, dump_arguments(call.arguments))
-            elif not has_arguments(written[call.id], call.arguments):
+            rest = find_rest(written.get(call.id, ""), call.arguments)
+            if rest is None:
                 is_wrong = True
+            else:
+                self._call(reply, context_id, call.id, call.name, rest)
         is_wrong = is_wrong or bool(written.keys() - {call.id for call in calls})
         self._close_open(context_id)
         if is_wrong:

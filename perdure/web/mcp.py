@@ -43,6 +43,7 @@ from ..types.messages import RUN_ID_CHARS
 from ..types.plain_json import parse_json
 from ..types.run_ids import get_root_id
 from .admission import admit_start
+from .argument_text import dump_arguments
 from .auth import Caller, Resource, Verb
 from .lists import read_callable_agents
 from .mcp_transport import Ask, McpExchange
@@ -51,7 +52,6 @@ from .problems import WebError, build_problem, build_unexpected_problem
 from .turns import (
     authorize_wait,
     build_endpoint,
-    dump_arguments,
     find_present_turn,
     follow_until_still,
     open_session,

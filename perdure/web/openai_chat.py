@@ -32,6 +32,7 @@ from ..types.events import (
     TurnEvent,
 )
 from ..types.messages import Usage
+from .argument_text import dump_arguments
 from .auth import Caller
 from .limits import call_for_size
 from .openai_requests import (
@@ -51,7 +52,7 @@ from .openai_sessions import Acted, act, claim_key, shows_texts
 from .operations import Call
 from .problems import WebError
 from .sse import HEADERS, EventStream, begin_stream, encode_frame
-from .turns import EventTexts, Replies, describe_answer, dump_arguments, encode_json, follow_until_still, read_body
+from .turns import EventTexts, Replies, describe_answer, encode_json, follow_until_still, read_body
 
 WAITS_HEADER = "X-Perdure-Waits"
 """Ids of the calls that wait for a person, of an answer that is not streamed."""

@@ -30,8 +30,9 @@ from ..types.events import (
 )
 from ..types.interface import TurnStatus
 from ..types.messages import Usage
+from .argument_text import dump_arguments
 from .openai_requests import QUESTION_TOOL, encode_wait_id, parse_time
-from .turns import Replies, describe_answer, dump_arguments
+from .turns import Replies, describe_answer
 
 PLACE_BITS = 22
 _TEXT_PLACE = 8

@@ -38,6 +38,7 @@ from ..types.events import (
 )
 from ..types.messages import File
 from .admission import admit_start
+from .argument_text import find_rest
 from .limits import call_for_size
 from .operations import Call, Web, validate
 from .problems import WebError
@@ -52,13 +53,11 @@ from .turns import (
     build_endpoint,
     build_file,
     describe_answer,
-    dump_arguments,
     dump_event,
     encode_json,
     find_present_turn,
     find_turn_start,
     follow_until_still,
-    has_arguments,
     is_answer_call,
     is_known_turn,
     open_session,
@@ -237,18 +236,18 @@ class VercelTranslator:
         reply = self._replies.open(event)
         calls = [call for call in event.calls if not is_answer_call(call.name)]
         written = {call.id: call.arguments for call in reply.calls.values() if not is_answer_call(call.name)}
-        is_wrong = bool(written.keys() - {call.id for call in calls}) or any(
-            not has_arguments(written[call.id], call.arguments) for call in calls if call.id in written
-        )
+        is_wrong = bool(written.keys() - {call.id for call in calls})
         if event.blob is None and (is_wrong or not event.text.startswith(reply.text)):
             self._take_back(reply)
-            reply = Reply(reply.id, reply.iteration)
+            reply, written = Reply(reply.id, reply.iteration), {}
         if event.blob is None:
             self._say(reply, "text", event.text[len(reply.text) :])
         self._close_open()
         for call in calls:
-            if call.id not in self._shown:
-                self._input(call.id, call.name, dump_arguments(call.arguments))
+            # Where the pieces begin other arguments (a hook changed them), those of the part that follows count.
+            begun = written.get(call.id, "")
+            if call.id not in self._shown or begun:
+                self._input(call.id, call.name, find_rest(begun, call.arguments) or "")
             fields = {"toolCallId": call.id, "toolName": call.name, "input": call.arguments or {}, "dynamic": True}
             self._emit("tool-input-available", **fields)
             self._calls.add(call.id)

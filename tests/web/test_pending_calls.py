@@ -42,9 +42,7 @@ async def test_a_waiting_call_has_one_set_of_names(engine: Engine, monkeypatch: 
 
         status = await run.status()
         assert {"run_id": run.id, **status.approvals[0].model_dump(include=set(NAMES))} == expected
-        assert [(one.tool, one.call_id, one.state) for one in status.calls] == [
-            ("pay", expected["call_id"], "waiting")
-        ]
+        assert [(one.tool, one.call_id, one.state) for one in status.calls] == [("pay", expected["call_id"], "waiting")]
         [listed] = json.loads((await cli("approvals", "--agent", agent.name, "--json")).out)
         assert select(listed) == expected
         async with service.connect("ada") as http:
