@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.loopback import ROOT, Loopback, Process, ended
+from tests.docs.loopback import ROOT, Loopback, Process, ended, said
 from tests.docs.pages import Block, Page
 from tests.support import npm
 from tests.support.chromium import chromium
@@ -62,10 +62,16 @@ class Reader:
         """Start a command that stays."""
         return await self.loopback.spawn("perdure", *words, env=self.env, cwd=self.folder)
 
-    async def serve(self) -> None:
+    async def start_worker(self, *words: str) -> Process:
+        """Start `perdure worker`, and wait until it says that it serves."""
+        worker = await self.start(*words)
+        await said(worker.stdout, "^serving desk")
+        return worker
+
+    async def serve(self, *words: str) -> None:
         """Start `perdure serve` on a free port, and wait for it."""
         [port] = find_free_ports(1)
-        await self.start("serve", "--port", str(port))
+        await self.start(*words, "--port", str(port))
         self.address = f"http://127.0.0.1:{port}"
 
         async def is_ready() -> bool:
@@ -94,7 +100,7 @@ async def test_the_desk_finds_pays_and_survives_its_worker(reader: Reader) -> No
     assert "INV-1004: 120.50 EUR, open" in await reader.perdure(*find[1:])
 
     serve, pay, kill = [list(block.commands) for block in find_section(2)]
-    worker = await reader.start(*serve[0][1:])
+    worker = await reader.start_worker(*serve[0][1:])
     ask, _, approve, wait = pay
     await reader.perdure(*ask[1:])
     assert "Pay INV-1004: 120.5 EUR" in await reader.waits()
@@ -111,7 +117,7 @@ async def test_the_desk_finds_pays_and_survives_its_worker(reader: Reader) -> No
 
     await eventually(is_paying, what="the payment")
     await reader.loopback.kill(worker)
-    await reader.start(*again[1:])
+    await reader.start_worker(*again[1:])
     await reader.perdure("wait", ask[ask.index("--id") + 1])
     assert "OutcomeUnknown" in await reader.perdure("show", ask[ask.index("--id") + 1])
 
@@ -123,7 +129,7 @@ async def test_the_tests_of_the_desk_pass(reader: Reader) -> None:
 
 
 @asynccontextmanager
-async def served_page(reader: Reader, token: str, folder: Path) -> AsyncIterator[str]:
+async def served_page(reader: Reader, token: str, folder: Path, port: int) -> AsyncIterator[str]:
     """Build the page, and serve it as `vite preview` does; its address."""
     modules = await asyncio.to_thread(npm.packages, EXAMPLE, "the page of the tutorial")
     page = npm.copy(EXAMPLE, modules, folder)
@@ -131,7 +137,6 @@ async def served_page(reader: Reader, token: str, folder: Path) -> AsyncIterator
     for command in (["node", "node_modules/typescript/bin/tsc"], [*vite, "build"]):
         built = await asyncio.to_thread(subprocess.run, command, cwd=page, capture_output=True, text=True, check=False)
         assert built.returncode == 0, built
-    [port] = find_free_ports(1)
     env = {"PERDURE_URL": reader.address, "PERDURE_TOKEN": token}
     await reader.loopback.spawn(*vite, "preview", "--host", "127.0.0.1", "--port", str(port), env=env, cwd=page)
     yield f"http://127.0.0.1:{port}"
@@ -145,12 +150,13 @@ def test_the_page_is_the_one_of_the_examples() -> None:
 @pytest.mark.node
 @pytest.mark.slow
 async def test_the_page_asks_and_another_person_decides(reader: Reader, tmp_path: Path) -> None:
-    tokens = [command[1:] for block in find_section(4) for command in block.commands if command[1] == "token"]
-    await reader.start("worker", "desk.py")
+    *tokens, serve = [command[1:] for block in find_section(4) for command in block.commands]
+    [port] = find_free_ports(1)
+    await reader.start_worker("worker", "desk.py")
     page_token, ana = [(await reader.perdure(*words)).strip() for words in tokens]
-    await reader.serve()
+    await reader.serve(*(word.replace("localhost:5173", f"127.0.0.1:{port}") for word in serve))
     async with (
-        served_page(reader, page_token, tmp_path / "page") as address,
+        served_page(reader, page_token, tmp_path / "page", port) as address,
         chromium(reader.address, "the page of the tutorial") as browser,
     ):
         context = await browser.browser.new_context()
@@ -176,7 +182,7 @@ async def test_the_page_asks_and_another_person_decides(reader: Reader, tmp_path
 async def test_a_store_in_postgresql_and_a_provider_that_is_down(reader: Reader, postgres_databases: Databases) -> None:
     reader.env["PERDURE_STORE_URL"] = postgres_databases.make()
     doctor, worker = [command for block in find_section(6) for command in block.commands]
-    worker_process = await reader.start(*worker[1:])
+    worker_process = await reader.start_worker(*worker[1:])
     await reader.perdure(*doctor[1:])
     await reader.perdure("run", "desk", "Find INV-1004", "--id", "find-1")
     await reader.loopback.kill(worker_process)
@@ -185,7 +191,7 @@ async def test_a_store_in_postgresql_and_a_provider_that_is_down(reader: Reader,
     desk.write_text(desk.read_text().replace('"demo:tools"', '"openai:gpt-5-mini"'))
     down, listing = [command for block in find_section(7) for command in block.commands]
     reader.env["OPENAI_BASE_URL"] = "http://127.0.0.1:9"
-    await reader.start(*down[1:])
+    await reader.start_worker(*down[1:])
     await reader.perdure("run", "desk", "Find INV-1004", "--id", "find-2", "--detach")
 
     async def is_held_up() -> bool:
