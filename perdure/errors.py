@@ -57,7 +57,23 @@ An error that crosses Temporal keeps its class: it travels as ``ApplicationError
 from __future__ import annotations
 
 import math
+import re
 import sys
+
+_COMMAND = re.compile(r"(?:pip|uv|export|perdure|temporal) ")
+
+
+def end_sentence(text: str) -> str:
+    """Return ``text`` with a full stop, unless it ends as a sentence does, or is a command to be copied."""
+    text = text.rstrip()
+    is_whole = not text or text.rstrip("\"'`)\u201d").endswith((".", "!", "?", "…")) or _COMMAND.match(text) is not None
+    return text if is_whole else f"{text}."
+
+
+def join_sentences(*texts: str | None) -> str:
+    """Join texts, such as an error and its hint, into one line of sentences. All that is shown of both in one place
+    comes from here, or from ``str(error)``, which has them in two lines."""
+    return " ".join(end_sentence(text) for text in texts if text and text.strip())
 
 
 class PerdureError(Exception):
@@ -72,7 +88,7 @@ class PerdureError(Exception):
         self.hint = hint
 
     def __str__(self) -> str:
-        return f"{self.message}\n{self.hint}" if self.hint else self.message
+        return f"{end_sentence(self.message)}\n{end_sentence(self.hint)}" if self.hint else self.message
 
 
 class DefinitionError(PerdureError, TypeError):

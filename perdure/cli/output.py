@@ -26,6 +26,7 @@ from ..errors import (
     ScheduleNotFoundError,
     StoreError,
     WebhookNotFoundError,
+    end_sentence,
 )
 
 if TYPE_CHECKING:
@@ -292,7 +293,7 @@ def print_error(error: PerdureError) -> int:
     """Print ``error`` and its hint on stderr, and return its exit code."""
     for label, text, style in (("error", error.message, "red"), ("hint", error.hint, "dim")):
         if text is not None:
-            text = translate_hint(text)  # a run's refusal of an update has its hint in the message
+            text = end_sentence(translate_hint(text))  # a run's refusal of an update has its hint in the message
             # Further lines are indented: a text from outside in the message cannot pass for a line of perdure's.
             lines = f"{label}: {text}".replace("\n", "\n  ")
             print_text(style_text(lines, style, stream=sys.stderr), error=True)

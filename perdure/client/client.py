@@ -28,6 +28,7 @@ from ..types.client_tools import ClientTool
 from ..types.interface import FIRST_MESSAGE_MEMO, Mode, OutputT
 from ..types.messages import FilePart, Message, MessageInput, clean_text, decode_file_data
 from ..types.run_ids import SCHEDULE_PREFIX, build_run_id, build_run_id_error, split_run_id
+from .agents import warn_of_unknown_agent
 from .audit import audit_steering
 from .message_content import STORE_HINT, AnyOverride
 from .messages import deliver_message
@@ -198,11 +199,14 @@ class Client:
         start |= seal_auth(self.temporal, context_id, auth_context, auth_ref)
         message_hash = hash_first_message(context_id, start)
         memo = {FIRST_MESSAGE_MEMO: message_hash} if message_hash else {}
-        try:
-            queue = self.task_queue
-            run.handle = await start_run_workflow(self.temporal, context_id, start, task_queue=queue, memo=memo)
-        except WorkflowAlreadyStartedError:
-            return await attach_to_run(run, start, message_hash, if_exists)
+        labels = {"agent": start["agent"], "tenant": tenant, "user": user}
+        await warn_of_unknown_agent(self, start["agent"])
+        async with audit_steering(self, "start", context_id, by=by, detail=f"agent {start['agent']}", labels=labels):
+            try:
+                queue = self.task_queue
+                run.handle = await start_run_workflow(self.temporal, context_id, start, task_queue=queue, memo=memo)
+            except WorkflowAlreadyStartedError:
+                return await attach_to_run(run, start, message_hash, if_exists)
         return run
 
     @overload
@@ -280,6 +284,8 @@ class Client:
         )
         context_id, opening = await find_message_target(self, id, start)
         run = Run(self, self.temporal.get_workflow_handle(context_id), agent, output=output)
+        if opening is not None:
+            await warn_of_unknown_agent(self, start["agent"])
         if self.store_url is not None and (store_id := (await self.store()).store_id):
             start.setdefault("store_id", store_id)
         try:
@@ -364,6 +370,7 @@ class Client:
         state = api.ScheduleState(note=None if note is None else clean_text(note), paused=paused)
         wanted = api.Schedule(action=action, spec=spec, policy=policy, state=state)
         labels = {"agent": get_agent_name(agent), "tenant": tenant, "user": user}
+        await warn_of_unknown_agent(self, get_agent_name(agent))
         async with audit_steering(self, "schedule.create", schedule_id, by=by, detail=labels["agent"], labels=labels):
             return Schedule(self, await create_schedule(self.temporal, schedule_id, wanted, if_exists))
 

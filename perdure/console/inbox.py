@@ -18,7 +18,7 @@ from urllib.parse import quote
 from starlette.responses import JSONResponse, Response
 
 from ..client.pages import gather_bounded
-from ..errors import InvalidInputError, PerdureError, RunNotFoundError
+from ..errors import InvalidInputError, PerdureError, RunNotFoundError, join_sentences
 from ..ports.store import RunRow
 from ..ports.waits import WaitRow
 from ..types.approvals import DecidedApproval, WaitingCall, hash_arguments, hash_name
@@ -477,7 +477,7 @@ async def decide_call(page: Page, back: str | None = None) -> Response:
     except InvalidInputError as error:
         if page.wants_fragment:
             raise
-        message = " ".join(filter(None, [error.message, error.hint]))
+        message = join_sentences(error.message, error.hint)
         return await _show_call(page, problem=message, status_code=400)
     except PerdureError as error:
         if page.wants_fragment or build_problem(error).status_code != 409:

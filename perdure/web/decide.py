@@ -21,7 +21,7 @@ from starlette.routing import Route
 
 from ..client.audit import audit_caller
 from ..client.progress import refuse_without_worker
-from ..errors import PerdureError, RunNotFoundError
+from ..errors import PerdureError, RunNotFoundError, join_sentences
 from ..types.approvals import WaitingCall
 from ..types.interface import Status
 from .auth import Resource
@@ -74,7 +74,7 @@ def decide_routes(web: Web, prefix: str = "/decide") -> list[Route]:
 
 def _get_message(error: PerdureError) -> str:
     detail = json.loads(bytes(build_problem(error).body))
-    return " ".join(part for part in (detail["detail"], detail.get("hint")) if part)
+    return join_sentences(detail["detail"], detail.get("hint"))
 
 
 async def _show(call: Call) -> Response:

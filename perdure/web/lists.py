@@ -24,7 +24,7 @@ from ..ports.store import AgentRow, Store
 from ..types.messages import NAME_CHARS, FilePart, Message, OpaquePart, Part, ToolResultPart
 from .auth import Resource
 from .operations import Call, Input, Operation
-from .problems import NotFoundError
+from .problems import build_unknown_agent_error
 
 PAGE_BYTES = 4_000_000
 """Bytes of items after which a page ends."""
@@ -156,9 +156,7 @@ async def get_agent(call: Call) -> BaseModel | Response:
     name = call.params["name"]
     rows = (await read_visible_agents(call, name)).get(name)
     if not rows:
-        raise NotFoundError(
-            f"there is no agent {name!r:.200}", hint="Workers record their agents when they start: GET /v1/agents."
-        )
+        raise build_unknown_agent_error(name)
     versions = [AgentVersion(hash=row.hash, created_at=row.created_at, seen_at=row.seen_at) for row in rows]
     return answer_unchanged(call, _hash_rows(rows)) or AgentDetails(
         name=name, hash=rows[0].hash, definition=json.loads(rows[0].body), versions=versions

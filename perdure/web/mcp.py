@@ -36,6 +36,7 @@ from ..errors import (
     RunClosedError,
     RunExistsError,
     RunNotFoundError,
+    join_sentences,
 )
 from ..types.events import ApprovalDecided, ModelDelta, QuestionAnswered, RunEvent, TurnEvent
 from ..types.interface import TurnStatus
@@ -47,8 +48,8 @@ from .argument_text import dump_arguments
 from .auth import Caller, Resource, Verb
 from .lists import read_callable_agents
 from .mcp_transport import Ask, McpExchange
-from .operations import KEY_CHARS, Call, Web, build_unknown_session_error
-from .problems import WebError, build_problem, build_unexpected_problem
+from .operations import KEY_CHARS, Call, Web
+from .problems import WebError, build_problem, build_unexpected_problem, build_unknown_session_error
 from .turns import (
     authorize_wait,
     build_endpoint,
@@ -166,7 +167,7 @@ class _McpCaller:
             run_id = await self._start(params, "input" in json.loads(row.body), _read_key(ctx, self._call))
         except (InvalidInputError, RunExistsError) as error:  # for the model, which may call again
             refused = self._call.caller.show_error(error)
-            return _build_error(refused.message + (f" {refused.hint}" if refused.hint else ""))
+            return _build_error(join_sentences(refused.message, refused.hint))
         if _has_tasks(ctx):
             return {"resultType": "task", **(await self._describe_task(await self._read_task(run_id, "read")))}
         return await self._wait(ctx, run_id)

@@ -41,9 +41,9 @@ from ..types.interface import FINISH_TOOL
 from ..types.messages import CALL_ID_CHARS, NAME_CHARS, RUN_ID_CHARS, File, FilePart, ToolCallPart, ToolResultPart
 from .auth import Resource, Verb
 from .limits import call_for_size, parse_json_body
-from .operations import Call, Web, build_unknown_session_error, shown_errors
+from .operations import Call, Web, shown_errors
 from .origins import get_client_address
-from .problems import WebError, build_problem, build_unexpected_problem
+from .problems import WebError, build_problem, build_unexpected_problem, build_unknown_session_error
 
 MAX_BODY_BYTES = 4 * 1024 * 1024
 MAX_MESSAGES = 10_000
