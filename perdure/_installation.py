@@ -133,7 +133,7 @@ def build_install_command(extras: Sequence[str]) -> str:
     """Build the shell command that adds ``extras`` to this copy, in the environment that runs now."""
     installation = read_installation()
     if installation.tool in ("pipx", "uv tool"):
-        # The tool makes the environment anew, so it is told all extras.
+        # The tool makes a new environment, so it is told all extras.
         present = [extra.name for extra in list_extras() if extra.packages and not extra.missing]
         extras = list(dict.fromkeys([*present, *extras]))
     requirement = installation.get_requirement(extras)

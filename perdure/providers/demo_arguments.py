@@ -40,7 +40,7 @@ _MADE_UP = {
     "date-time": "2000-01-01T00:00:00Z",
     "date": "2000-01-01",
     "time": "12:00:00",
-    "email": "somebody@example.com",
+    "email": "ana@example.com",
     "uri": "https://example.com/",
     "uuid": "00000000-0000-0000-0000-000000000000",
 }
