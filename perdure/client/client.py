@@ -58,8 +58,9 @@ if TYPE_CHECKING:
     # What few programs use is imported when it is called: each program imports this module.
     from .inbox import PendingCall
     from .memory import KeptMemory
-    from .pages import RunPage, WaitPage
+    from .pages import WaitPage
     from .retention import Deletion, GarbageReport
+    from .run_pages import RunPage
     from .schedules import Overlap, Schedule, ScheduleStatus
     from .tokens import ApiTokens
     from .webhook_subscriptions import Webhooks
@@ -429,7 +430,7 @@ class Client:
         Open runs come first, then closed ones, each the newest first, then those that Temporal no longer has. A run
         that changes meanwhile may come twice. Raises ``InvalidInputError``, also for a cursor of other filters.
         """
-        from .pages import list_run_page
+        from .run_pages import list_run_page
 
         return await list_run_page(
             self, agent=agent, status=status, tenant=tenant, user=user, roots=roots,

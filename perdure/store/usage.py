@@ -5,14 +5,13 @@ A row is written in the transaction of its call's outcome, see ``journal.py``.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import fields
 from operator import attrgetter
 from typing import Any
 
 from ..ports.usage import UsageFilter, UsageKey, UsageRow, UsageSum, UsageSums, sort_sums
-from .schema import Tables
+from .schema import Tables, encode_sessions
 from .statements import load_statements
 
 SQL = load_statements("usage")
@@ -50,8 +49,6 @@ def _build_sum(key: str | None, values: Sequence[Any]) -> UsageSum:
 
 
 def _get_values(filter: UsageFilter) -> dict[str, Any]:
-    # No run has an id with NUL; neither database reads it from JSON: SQLite ends the text there, which is another id.
-    sessions = None if filter.sessions is None else {name: 1 for name in filter.sessions if "\0" not in name}
     return {
         "since": filter.since,
         "until": filter.until or None,
@@ -61,5 +58,5 @@ def _get_values(filter: UsageFilter) -> dict[str, Any]:
         "without_tenant": filter.tenant == "",
         "tenants": filter.tenants,
         "agents": filter.agents,
-        "sessions": None if sessions is None else json.dumps(sessions),
+        "sessions": encode_sessions(filter.sessions),
     }

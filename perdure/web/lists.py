@@ -17,7 +17,8 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from starlette.responses import Response
 
 from ..client.follow import list_child_runs
-from ..client.pages import MAX_PAGE, decode_cursor, encode_cursor, gather_bounded, list_run_page
+from ..client.pages import MAX_PAGE, decode_cursor, encode_cursor, gather_bounded
+from ..client.run_pages import list_run_page
 from ..client.visibility import RunSummary
 from ..errors import RunNotFoundError, TranscriptCorruptedError
 from ..ports.store import AgentRow, Store

@@ -92,10 +92,16 @@ def _create_runs() -> None:
         sa.Column("tenant", TEXT),
         sa.Column("user_id", TEXT),  # in PostgreSQL, `user` is the user of the connection
         sa.Column("key_id", TEXT),
+        sa.Column("first_message", TEXT),
+        sa.Column("error_type", TEXT),
+        sa.Column("error", TEXT),
     )
     op.create_index("runs_created_at", "runs", ["created_at"])
     op.create_index("runs_agent", "runs", ["agent", "created_at"])
     op.create_index("runs_status", "runs", ["status", "created_at"])
+    # Failed runs by the time of their end.
+    is_failed = sa.text("error_type IS NOT NULL")
+    op.create_index("runs_failed", "runs", ["updated_at"], sqlite_where=is_failed, postgresql_where=is_failed)
     _create_index_of_given("runs", "tenant")
     _create_index_of_given("runs", "user_id")
 

@@ -234,6 +234,7 @@ CREATE FUNCTION perdure_commit_0001(
     p_key text, p_kind text, p_outcome bytea,
     p_run_id text, p_agent text, p_scope text, p_run_head text, p_run_status text, p_iterations integer,
     p_run_result bytea, p_run_asked_at text, p_run_tenant text, p_run_user_id text,
+    p_first_message text, p_error_type text, p_error text,
     p_turn_context_id text, p_task_id text, p_turn_status text, p_turn_head text, p_turn_result bytea,
     p_turn_asked_at text, p_message_ids text[],
     p_usage_context_id text, p_usage_agent text, p_purpose text, p_provider text, p_model text, p_usage_status text,
@@ -279,13 +280,15 @@ BEGIN
     END IF;
     IF p_run_id IS NOT NULL THEN
         INSERT INTO runs (context_id, agent, scope, head, status, iterations, result, asked_at, created_at, updated_at,
-                          tenant, user_id, key_id)
+                          tenant, user_id, key_id, first_message, error_type, error)
         VALUES (p_run_id, p_agent, p_scope, p_run_head, p_run_status, p_iterations, p_run_result, p_run_asked_at,
-                p_now, p_now, p_run_tenant, p_run_user_id, p_key_id)
+                p_now, p_now, p_run_tenant, p_run_user_id, p_key_id, p_first_message, p_error_type, p_error)
         ON CONFLICT (context_id) DO UPDATE
             SET agent = excluded.agent, scope = excluded.scope, head = excluded.head, status = excluded.status,
                 iterations = excluded.iterations, result = excluded.result, asked_at = excluded.asked_at,
-                updated_at = excluded.updated_at, key_id = excluded.key_id
+                updated_at = excluded.updated_at, key_id = excluded.key_id,
+                first_message = COALESCE(runs.first_message, excluded.first_message),
+                error_type = excluded.error_type, error = excluded.error
             WHERE excluded.asked_at >= runs.asked_at AND runs.tenant IS NOT DISTINCT FROM excluded.tenant
                 AND runs.user_id IS NOT DISTINCT FROM excluded.user_id;
         IF NOT FOUND AND EXISTS (
