@@ -5,6 +5,7 @@ from __future__ import annotations
 from .audit import AuditTables
 from .decisions import DecisionTables
 from .encrypted_bodies import EncryptedBodyTables
+from .failures import FailureTables
 from .grants import GrantTables
 from .idempotency import IdempotencyTables
 from .outbox import OutboxTables
@@ -19,6 +20,7 @@ from .webhooks import WebhookTables
 class StoreTables(
     ListTables,
     WaitTables,
+    FailureTables,
     DecisionTables,
     OutboxTables,
     WebhookTables,

@@ -193,7 +193,7 @@ def find_used() -> Iterator[tuple[str, str]]:
 
 BUILT = {
     "encrypted_bodies.py": "counts by key of the tables that a store has",
-    "postgres.py": "calls of functions with up to 67 arguments",
+    "postgres.py": "calls of functions with up to 68 arguments",
     "postgres_copy.py": "statements of any table",
     "sqlite_copy.py": "statements of any table",
     "status.py": "row counts of the tables that a store has",
