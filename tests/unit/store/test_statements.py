@@ -186,7 +186,8 @@ def find_used() -> Iterator[tuple[str, str]]:
                 case ast.Attribute(value=ast.Attribute(value=ast.Name(id=module), attr="SQL"), attr=statement):
                     yield ("meta" if module == "migrations" else module), statement
                 case ast.Subscript(value=ast.Name(id="SQL"), slice=ast.JoinedStr()):  # of retention.py
-                    yield from ((files["SQL"], f"delete_{table}") for table in (*RUN_TABLES, "waits", "run_references"))
+                    tables = (*RUN_TABLES, "waits", "failing_calls", "run_references")
+                    yield from ((files["SQL"], f"delete_{table}") for table in tables)
                 case _:
                     pass
 
