@@ -33,7 +33,7 @@ def build_run_row(call: ModelCall | CompactCall, head: str | None, answer: Respo
     """Build the row of the run after a call. If the workflow still runs, the next call writes it again."""
     task, status = call.input, "running"
     if answer is not None:
-        status = "waiting" if isinstance(task, ModelInput) and task.mode == "session" else "completed"
+        status = "idle" if isinstance(task, ModelInput) and task.mode == "session" else "completed"
     return _build_run_row(task, head, status, _encode_answer(answer), call.asked_at)
 
 
@@ -41,10 +41,10 @@ def build_closed_run_row(call: CloseCall, head: str | None) -> RunRow:
     """Build the row of the run as it ends, or as its turn does."""
     task, status = call.input, "running"
     if (closing := task.closing) is not None:
-        status = closing.status
+        status = "idle" if closing.status == "waiting" else closing.status
         if closing.stays_paused is not None:
             status = "paused"
-        elif closing.pause is not None and status == "waiting" and closing.turn is None and task.task_id:
+        elif closing.pause is not None and status == "idle" and closing.turn is None and task.task_id:
             status = "running"  # resumed in the middle of a turn
     return _build_run_row(task, head, status, _encode_ending(task, head), call.asked_at)
 

@@ -18,10 +18,12 @@ from starlette.responses import Response
 
 from ..client.follow import list_child_runs
 from ..client.pages import MAX_PAGE, decode_cursor, encode_cursor, gather_bounded, list_run_page
-from ..client.visibility import RunSummary
+from ..client.run_states import RunSummary
 from ..errors import RunNotFoundError, TranscriptCorruptedError
 from ..ports.store import AgentRow, Store
+from ..types.interface import HeldUp
 from ..types.messages import NAME_CHARS, FilePart, Message, OpaquePart, Part, ToolResultPart
+from ..types.run_states import RunState
 from .auth import Resource
 from .operations import Call, Input, Operation
 from .problems import NotFoundError
@@ -169,15 +171,13 @@ async def get_agent(call: Call) -> BaseModel | Response:
 # Sessions.
 
 
-SessionState = Literal["running", "waiting", "paused", "completed", "failed", "cancelled", "terminated", "timed_out"]
-
-
 class SessionsQuery(PageQuery):
     """Which sessions."""
 
     agent: str | None = Field(default=None, min_length=1, max_length=NAME_CHARS)
-    status: SessionState | None = None
-    """``running`` is any open one; ``waiting`` and ``paused`` need the attributes of ``perdure server setup``."""
+    status: RunState | Literal["open"] | None = None
+    """``open`` is any that has not ended; ``waiting`` and ``paused`` need the attributes of ``perdure server
+    setup``."""
     tenant: str | None = Field(default=None, min_length=1, max_length=NAME_CHARS)
     user: str | None = Field(default=None, min_length=1, max_length=NAME_CHARS)
     started_from: Instant | None = None
@@ -192,7 +192,9 @@ class SessionRow(BaseModel):
 
     id: str
     agent: str
-    status: str
+    status: RunState
+    held_up: list[HeldUp] | None = None
+    """What holds it up, or one of its subagents, the oldest first; missing if nothing does."""
     started: str | None = None
     """ISO 8601, UTC; of a run that has continued as new, its last execution."""
     closed: str | None = None
@@ -219,7 +221,7 @@ async def list_sessions(call: Call) -> SessionList:
     page = await list_run_page(
         call.client,
         agent=query.agent,
-        status=query.status and query.status.replace("_", " "),
+        status=query.status,
         tenant=tenant,
         user=query.user,
         roots=not query.children,
@@ -236,7 +238,8 @@ def _build_session_row(run: RunSummary) -> SessionRow:
     return SessionRow(
         id=run.id,
         agent=run.agent,
-        status=run.status.replace(" ", "_"),
+        status=cast(RunState, run.status),
+        held_up=list(run.held_up) or None,
         started=None if run.started is None else run.started.isoformat(),
         closed=None if run.closed is None else run.closed.isoformat(),
         tenant=run.tenant,
