@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..types.run_states import RunState
+from ..types.run_states import StateFilter
 from .connection import StoreOptions, call_client
 from .output import OutputOptions, Row, format_duration, format_held_up
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def list_runs(
     agent: Annotated[str | None, typer.Option(help="Only runs of this agent.")] = None,
     status: Annotated[
-        RunState | Literal["open"] | None,
+        StateFilter | None,
         typer.Option(help="Only runs of this status; open: any that has not ended."),
     ] = None,
     tenant: Annotated[str | None, typer.Option(help="Only runs of this tenant.")] = None,

@@ -9,7 +9,7 @@ import sys
 import textwrap
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -81,9 +81,15 @@ class OutputOptions:
             rows = [headings, *(tuple(map(escape_line, format_row(item))) for item in items)]
             widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
             lines = ("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
-            self.print_result([asdict(item) for item in items], lines)
+            self.print_result([_convert_to_plain(item) for item in items], lines)
         else:
             print_line(empty, error=True)
+
+
+def _convert_to_plain(item: Any) -> dict[str, Any]:
+    """The fields of a dataclass, without those that are not in its ``repr``: they are for perdure alone."""
+    shown = {field.name for field in fields(item) if field.repr}
+    return {name: value for name, value in asdict(item).items() if name in shown}
 
 
 def get_answer_text(response: Response) -> str:

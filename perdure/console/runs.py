@@ -16,13 +16,13 @@ from starlette.responses import Response
 
 from ..client.pages import gather_bounded
 from ..client.run_states import refine_states
-from ..client.visibility import OPEN, build_run_summary, read_pending_memo
+from ..client.visibility import build_run_summary, read_pending_memo
 from ..errors import InvalidInputError, PerdureError, RunNotFoundError
 from ..ports.store import Store
 from ..ports.waits import RunWaits, WaitRow
 from ..types.interface import Response as RunResponse
 from ..types.messages import Usage
-from ..types.run_states import RunState
+from ..types.run_states import StateFilter
 from ..web.auth import Resource
 from ..web.lists import SessionRow, SessionsQuery, list_sessions
 from ..web.operations import validate
@@ -84,7 +84,7 @@ async def _show_runs(page: Page, results: Sequence[ActionResult]) -> Response:
         filters={name: given[name] for name in _FILTERS if given.get(name, "").strip()},
         next_filters=filters,
         count=count,
-        states=(OPEN, *get_args(RunState)),
+        states=get_args(StateFilter),
         periods=_PERIODS,
         results=results,
         may_operate="operate" in page.call.caller.verbs,

@@ -12,5 +12,7 @@ RunState = Literal[
 row, and is tried again. ``waiting``: for a decision or an answer. ``idle``: a session between two turns. ``paused``:
 until an operator resumes it. ``other_store``: it is open, and another store than this client's has what it does. The
 others are how it ended."""
+StateFilter = Literal["open", RunState]
+"""What lists are filtered by: ``open`` is any state that is not an end."""
 OPEN_STATES: tuple[RunState, ...] = ("running", "held_up", "waiting", "idle", "paused", "other_store")
 ENDED_STATES: tuple[RunState, ...] = ("completed", "failed", "cancelled", "terminated", "timed_out")

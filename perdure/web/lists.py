@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, cast
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, JsonValue
 from starlette.responses import Response
@@ -23,7 +23,7 @@ from ..errors import RunNotFoundError, TranscriptCorruptedError
 from ..ports.store import AgentRow, Store
 from ..types.interface import HeldUp
 from ..types.messages import NAME_CHARS, FilePart, Message, OpaquePart, Part, ToolResultPart
-from ..types.run_states import RunState
+from ..types.run_states import RunState, StateFilter
 from .auth import Resource
 from .operations import Call, Input, Operation
 from .problems import NotFoundError
@@ -175,7 +175,7 @@ class SessionsQuery(PageQuery):
     """Which sessions."""
 
     agent: str | None = Field(default=None, min_length=1, max_length=NAME_CHARS)
-    status: RunState | Literal["open"] | None = None
+    status: StateFilter | None = None
     """``open`` is any that has not ended; ``waiting`` and ``paused`` need the attributes of ``perdure server
     setup``."""
     tenant: str | None = Field(default=None, min_length=1, max_length=NAME_CHARS)
