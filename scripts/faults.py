@@ -40,7 +40,8 @@ def read_faults(folder: Path) -> dict[str, Fault]:
     """Read the marks of all tests under a folder, by the text of their fault.
 
     Raises:
-        MarkError: A mark has other than literal text, its subject is unknown, two tests give one fault an effect, or none does.
+        MarkError: A mark has other than literal text, its subject is unknown, or not one test gives a fault its
+            effect.
     """
     faults: dict[str, Fault] = {}
     for path in sorted(folder.rglob("test_*.py")):

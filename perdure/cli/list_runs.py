@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ..types.run_states import StateFilter
 from .connection import StoreOptions, call_client
-from .output import OutputOptions, Row, format_duration
+from .output import OutputOptions, Row, format_duration, format_held_up
 
 if TYPE_CHECKING:
     from ..client.client import Client
-    from ..client.visibility import RunSummary
-
-RunStatus = Literal["running", "waiting", "paused", "completed", "failed", "cancelled", "terminated", "timed out"]
+    from ..client.run_states import RunSummary
 
 
 def list_runs(
     agent: Annotated[str | None, typer.Option(help="Only runs of this agent.")] = None,
-    status: Annotated[RunStatus | None, typer.Option(help="Only runs of this status.")] = None,
+    status: Annotated[
+        StateFilter | None,
+        typer.Option(help="Only runs of this status; open: any that has not ended."),
+    ] = None,
     tenant: Annotated[str | None, typer.Option(help="Only runs of this tenant.")] = None,
     user: Annotated[str | None, typer.Option(help="Only runs of this user.")] = None,
     roots: Annotated[bool, typer.Option("--roots", help="Only runs that no other run has started.")] = False,
@@ -40,10 +42,11 @@ def list_runs(
         return await client.list(agent=agent, status=status, **labels, roots=roots, query=query, limit=limit)
 
     runs = call_client(server, list_matching)
-    output.print_list(runs, ("ID", "AGENT", "STATUS", "STARTED", "TOOK"), _format_row, quiet=quiet, empty="no runs")
+    output.print_list(runs, ("ID", "AGENT", "STATUS", "STARTED", "TOOK", ""), _format_row, quiet=quiet, empty="no runs")
 
 
 def _format_row(run: RunSummary) -> Row:
     started = f"{format_duration((datetime.now(UTC) - run.started).total_seconds())} ago" if run.started else ""
     took = format_duration((run.closed - run.started).total_seconds()) if run.started and run.closed else ""
-    return run.id, run.agent, run.status, started, took
+    cause = format_held_up(run.held_up[0], run.id) if run.held_up else ""
+    return run.id, run.agent, run.status.replace("_", " "), started, took, cause

@@ -9,7 +9,8 @@ import sys
 import textwrap
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -30,7 +31,7 @@ from ..errors import (
 )
 
 if TYPE_CHECKING:
-    from ..types.interface import Response
+    from ..types.interface import HeldUp, Response
     from ..types.limits import LimitUse
     from ..types.messages import FilePart, Message, ToolResultPart
 
@@ -82,9 +83,15 @@ class OutputOptions:
             rows = [headings, *(tuple(map(escape_line, format_row(item))) for item in items)]
             widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
             lines = ("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
-            self.print_result([asdict(item) for item in items], lines)
+            self.print_result([_convert_to_plain(item) for item in items], lines)
         else:
             print_line(empty, error=True)
+
+
+def _convert_to_plain(item: Any) -> dict[str, Any]:
+    """The fields of a dataclass, without those that are not in its ``repr``: they are for perdure alone."""
+    shown = {field.name for field in fields(item) if field.repr}
+    return {name: value for name, value in asdict(item).items() if name in shown}
 
 
 def get_answer_text(response: Response) -> str:
@@ -105,6 +112,26 @@ def format_duration(seconds: float) -> str:
         if seconds >= size * (2 if unit == "d" else 1):
             return f"{seconds / size:.0f} {unit}"
     return f"{max(seconds, 0):.0f} s"
+
+
+def format_held_up(held_up: HeldUp, run_id: str) -> str:
+    """What holds the run ``run_id`` up: ``71 attempts of openai:gpt-5 in 33 min, last: ProviderServerError 500; next in
+    12 s``, and whose call it is if it is a subagent's."""
+    now = datetime.now(UTC)
+    source = held_up.source or {"perdure.model": "a model call", "perdure.compact": "a summary"}.get(held_up.call, "")
+    source = source or held_up.call
+    where = "" if held_up.context_id == run_id else f" in subagent {held_up.context_id}"
+    since = "" if held_up.since is None else f" in {_format_age(held_up.since, now)}"
+    last = f"{held_up.error_type} {held_up.status}" if held_up.status is not None else held_up.error_type
+    text = f"{held_up.attempts:,} attempts of {source}{where}{since}, last: {last}"
+    if held_up.next_at is None:
+        return text
+    seconds = (datetime.fromisoformat(held_up.next_at) - now).total_seconds()
+    return f"{text}; next in {format_duration(seconds)}" if seconds > 0 else f"{text}; next is due"
+
+
+def _format_age(at: str, now: datetime) -> str:
+    return format_duration((now - datetime.fromisoformat(at)).total_seconds())
 
 
 def format_cost(cost_usd: float) -> str:

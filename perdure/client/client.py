@@ -25,7 +25,7 @@ from ..store.cache import ByteLRU
 from ..temporal.start import build_schedule_action, start_run_workflow
 from ..types.approvals import PendingKind
 from ..types.client_tools import ClientTool
-from ..types.interface import FIRST_MESSAGE_MEMO, Mode, OutputT
+from ..types.interface import FIRST_MESSAGE_MEMO, STORE_MEMO, Mode, OutputT
 from ..types.messages import FilePart, Message, MessageInput, clean_text, decode_file_data
 from ..types.run_ids import SCHEDULE_PREFIX, build_run_id, build_run_id_error, split_run_id
 from .agents import warn_of_unknown_agent
@@ -34,6 +34,8 @@ from .message_content import STORE_HINT, AnyOverride
 from .messages import deliver_message
 from .run import Run
 from .run_ids import claim_run_id, find_message_target
+from .run_lists import list_runs
+from .run_states import RunSummary
 from .start import (
     History,
     SendOptions,
@@ -47,7 +49,7 @@ from .start import (
     hash_first_message,
 )
 from .turn import Turn
-from .visibility import RunSummary, create_store, list_runs
+from .visibility import create_store
 
 if TYPE_CHECKING:
     from ..agent.spec import AgentSpec
@@ -200,6 +202,8 @@ class Client:
         start |= seal_auth(self.temporal, context_id, auth_context, auth_ref)
         message_hash = hash_first_message(context_id, start)
         memo = {FIRST_MESSAGE_MEMO: message_hash} if message_hash else {}
+        if self._store is not None and self._store.store_id:
+            memo[STORE_MEMO] = self._store.store_id
         labels = {"agent": start["agent"], "tenant": tenant, "user": user}
         await warn_of_unknown_agent(self, start["agent"])
         async with audit_steering(self, "start", context_id, by=by, detail=f"agent {start['agent']}", labels=labels):

@@ -25,6 +25,7 @@ from ..temporal.errors import build_unreachable_error
 from ..types.approvals import ApprovalDecision, DecidedApproval, StandingApproval, WaitingCall, hash_arguments
 from ..types.interface import Status
 from ..types.plain_json import to_plain_json
+from ..types.run_states import ENDED_STATES
 from ..types.tool_calls import CallAnswer
 from .audit import SteeringAudit, audit_steering, write_despite_failure
 from .event_reader import EventReader
@@ -222,7 +223,7 @@ def _build_choice_error(
         hint = f"{status.approvals[0].tool} waits for {other}."
     elif past is not None:
         hint = f"The last one, {past.call_id} ({past.tool}), was {past}."
-    elif status.state in ("completed", "failed", "cancelled"):
+    elif status.state in ENDED_STATES:
         hint = "The run has ended. Name the call to get its decision."
     else:
         hint = "No call has waited yet, or none for a long time."

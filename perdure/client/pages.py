@@ -110,6 +110,7 @@ async def gather_bounded(function: Callable[[V], Awaitable[T]], values: Iterable
 
 
 # ---
+
 # Pages of calls that wait.
 
 

@@ -23,6 +23,7 @@ from ..ports.store import RunRow
 from ..ports.waits import WaitRow
 from ..types.approvals import DecidedApproval, WaitingCall, hash_arguments, hash_name
 from ..types.interface import Status
+from ..types.run_states import OPEN_STATES
 from ..web.approvals import ApprovalsQuery, Decision, DecisionResult, Decisions, decide_approvals, list_approvals
 from ..web.approvals import PendingCall as InboxCall
 from ..web.auth import Resource
@@ -342,7 +343,7 @@ async def _describe_gone(page: Page, call: Call, item: Decision) -> Outcome:
             return Outcome(key, "warn", "It still waits", "Load the page to decide on it.", item.run_id, is_over=False)
         return Outcome(key, "warn", "It has changed", "The call waits with other arguments now.", item.run_id)
     past = find_decided(status, item.call_id)
-    if past is None and status.reason and status.state in ("running", "waiting", "paused"):
+    if past is None and status.reason and status.state in OPEN_STATES:
         return Outcome(key, "warn", "The run does not answer", status.reason, item.run_id, is_over=False)
     if past is None:
         return Outcome(key, "warn", "It waits no longer", f"The run is {status.state}.", item.run_id)

@@ -28,6 +28,7 @@ from ..types.events import Event, ModelCompleted, ModelDelta
 from ..types.interface import Status
 from ..types.messages import Message, Usage
 from ..types.run_ids import get_parent_id
+from ..types.run_states import ENDED_STATES, OPEN_STATES
 from ..web.auth import Resource, Verb
 from ..web.files import get_file
 from ..web.forks import NewFork, fork_session
@@ -64,7 +65,6 @@ _TREE_RUNS = 40
 _TREE_DEPTH = 4
 _PINNED = 50
 """Waits that the page shows at its top."""
-_ENDED = ("completed", "failed", "cancelled", "terminated", "timed_out")
 _INHERITED = 20
 """Messages of a fork's origin that its page shows."""
 
@@ -221,9 +221,9 @@ async def _build_panel(page: Page, view: View, seconds: float) -> dict[str, Any]
         "run": status,
         "row": row,
         "state": state,
-        "is_open": state in ("running", "waiting", "paused"),
+        "is_open": state in OPEN_STATES,
         "usage": status.usage if status is not None else Usage(),
-        "waits": await _list_waits(page, status) if state not in _ENDED else (),
+        "waits": await _list_waits(page, status) if state not in ENDED_STATES else (),
         "tree": tree,
         "parent": parent,
         "spans": spans,

@@ -15,14 +15,16 @@ from typing import Any, Literal, get_args
 from starlette.responses import Response
 
 from ..client.pages import gather_bounded
+from ..client.run_states import refine_states
 from ..client.visibility import build_run_summary, read_pending_memo
 from ..errors import InvalidInputError, PerdureError, RunNotFoundError
-from ..ports.store import RunRow, Store
+from ..ports.store import Store
 from ..ports.waits import RunWaits, WaitRow
 from ..types.interface import Response as RunResponse
 from ..types.messages import Usage
+from ..types.run_states import StateFilter
 from ..web.auth import Resource
-from ..web.lists import SessionRow, SessionsQuery, SessionState, list_sessions
+from ..web.lists import SessionRow, SessionsQuery, list_sessions
 from ..web.operations import validate
 from ..web.problems import build_problem
 from ..web.sessions import SessionEvent, post_event
@@ -40,8 +42,6 @@ class RunRowView:
     """A run of the list, with what the store has of it."""
 
     run: SessionRow
-    state: str
-    """As the run's page has it: a session that waits for a message is waiting."""
     usage: Usage
     cost_usd: float | None
     iterations: int
@@ -84,7 +84,7 @@ async def _show_runs(page: Page, results: Sequence[ActionResult]) -> Response:
         filters={name: given[name] for name in _FILTERS if given.get(name, "").strip()},
         next_filters=filters,
         count=count,
-        states=get_args(SessionState),
+        states=get_args(StateFilter),
         periods=_PERIODS,
         results=results,
         may_operate="operate" in page.call.caller.verbs,
@@ -102,17 +102,10 @@ def _read_period(started: str) -> dict[str, str]:
 async def _read_row(page: Page, store: Store, run: SessionRow, known: RunWaits) -> RunRowView:
     row = await store.get_run(run.id)
     waits = [wait for wait in known.waits if await _may_read(page, run, wait)]
-    state = find_state(run, row, known)
     if row is None or row.result is None:
-        return RunRowView(run, state, Usage(), None, 0 if row is None else row.iterations, waits)
+        return RunRowView(run, Usage(), None, 0 if row is None else row.iterations, waits)
     result = RunResponse[Any].model_validate_json(row.result)
-    return RunRowView(run, state, result.usage, result.cost_usd, row.iterations, waits)
-
-
-def find_state(run: SessionRow, row: RunRow | None, known: RunWaits) -> str:
-    """Return the state of a run as its own page has it: Temporal does not know that a session waits for a message."""
-    waits_for_message = row is not None and row.status == "waiting" and not known.is_at_work
-    return "waiting" if run.status == "running" and waits_for_message else run.status
+    return RunRowView(run, result.usage, result.cost_usd, row.iterations, waits)
 
 
 async def _may_read(page: Page, run: SessionRow, wait: WaitRow) -> bool:
@@ -158,7 +151,8 @@ async def _read_chosen(page: Page, id: str) -> ChosenRun:
         if not await page.call.may("read", resource):
             return ChosenRun(id)
         execution = await page.call.client.run(id).describe()
-        state = (await build_run_summary(page.call.client, execution)).status
+        [summary] = await refine_states(page.call.client, [await build_run_summary(page.call.client, execution)])
+        state = summary.status
         pending = await read_pending_memo(execution) if execution.close_time is None else ()
     except RunNotFoundError:
         return ChosenRun(id)

@@ -112,7 +112,7 @@ def build_status(state: RunState, since: str | None = None, under_way: decide.Ne
         case decide.Wait(until="approval") | decide.SendReminders():
             phase, work = "waiting", "approval" if any(map(is_waiting_for_approval, state.calls)) else "answer"
         case decide.Wait():
-            phase, work = "waiting", "message"
+            phase, work = "idle", "message"
         case decide.EndRun(status=status):
             phase, work = status, "nothing"
     is_paused = step == decide.Wait("resumed")

@@ -12,6 +12,7 @@ from typing import NamedTuple, Protocol
 
 from .. import events
 from ..types.approvals import PendingKind
+from ..types.run_states import ENDED_STATES
 from ..types.subagents import Lineage
 from .times import add_seconds
 
@@ -113,9 +114,6 @@ class WaitChange(NamedTuple):
     expires_at: str | None = None
 
 
-_ENDED_STATES = ("completed", "failed", "cancelled", "terminated", "timed_out")
-
-
 def find_wait_changes(context_id: str, events: Iterable[events.Event], lineage: Lineage | None) -> list[WaitChange]:
     """Return what ``events`` of a run with ``lineage`` change in the waits, in their order."""
     changes: list[WaitChange] = []
@@ -150,7 +148,7 @@ def _find_wait_change(
             return WaitChange(position, context_id)
         case events.TurnEvent(state="completed" | "failed" | "cancelled"):
             return WaitChange(position, context_id)
-        case events.RunEvent(state=state) if state in _ENDED_STATES:
+        case events.RunEvent(state=state) if state in ENDED_STATES:
             return WaitChange(position, context_id)
         case events.RunEvent(state="started") if lineage is not None:  # the call of it may have waited for approval
             return WaitChange(position, context_id.rpartition("/")[0], lineage.path[-1].call_id)

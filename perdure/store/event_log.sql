@@ -3,13 +3,14 @@
 
 -- name: lock_feed
 -- Creates the row, or locks it until the transaction ends: the order of numbers is that of the commits.
-INSERT INTO feeds (context_id, seq, token, open, first_delta, root, path)
-VALUES (:context_id, :seq, :token, :open, :first_delta, :root, :path)
+INSERT INTO feeds (context_id, seq, token, open, first_delta, root, path, failing)
+VALUES (:context_id, :seq, :token, :open, :first_delta, :root, :path, :failing)
 ON CONFLICT (context_id) DO UPDATE SET seq = feeds.seq
-RETURNING context_id, seq, token, open, first_delta, root, path
+RETURNING context_id, seq, token, open, first_delta, root, path, failing
 
 -- name: update_feed
-UPDATE feeds SET seq = :seq, token = :token, open = :open, first_delta = :first_delta, path = :path
+UPDATE feeds SET seq = :seq, token = :token, open = :open, first_delta = :first_delta, path = :path,
+    failing = :failing
 WHERE context_id = :context_id
 
 -- name: update_feed_seq

@@ -510,7 +510,7 @@ class AguiTranslator:
                 self._say(reply, event.context_id, answer)
                 self._last_text = answer
                 self._close_open(event.context_id)
-        elif event.state in ("paused", "resumed"):
+        elif event.state in ("held_up", "recovered", "paused", "resumed"):
             self._emit("CUSTOM", name=f"perdure.{event.state}", value=dump_event(event))
 
     # --- usage

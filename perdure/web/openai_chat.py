@@ -32,6 +32,7 @@ from ..types.events import (
     TurnEvent,
 )
 from ..types.messages import Usage
+from ..types.run_states import ENDED_STATES
 from .argument_text import dump_arguments
 from .auth import Caller
 from .limits import call_for_size
@@ -113,7 +114,7 @@ class ChatTranslator:
                 self._replies.close(event)
                 self._last_text = event.text
                 return self._complete(event.text) if self._has_texts else ""
-            case TurnEvent() | RunEvent() if event.state not in ("started", "waiting", "paused", "resumed"):
+            case TurnEvent() | RunEvent() if event.state in ENDED_STATES:
                 return self._note_end(event)
         return ""
 

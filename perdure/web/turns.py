@@ -195,7 +195,7 @@ async def read_waits(client: Client, run_id: str) -> tuple[list[RunWait], bool]:
     """Return the calls that wait in a run and its subagents, and whether everything else of it stands still."""
     status = await client.run(run_id).status(decided=False)
     waits = [RunWait(run_id, call) for call in status.approvals]
-    is_still = status.state == "waiting" and status.doing in ("approval", "answer")
+    is_still = status.state in ("waiting", "held_up") and status.doing in ("approval", "answer")
     waiting = {call.call_id for call in status.approvals}
     children = [call for call in status.calls if call.call_id not in waiting]
     if children and status.doing in ("tools", "branches", "approval", "answer"):

@@ -331,7 +331,7 @@ class VercelTranslator:
     def _note_state(self, event: TurnEvent | RunEvent, results: Mapping[str, str]) -> None:
         if event.state in ("started", "waiting"):
             return
-        if event.state in ("paused", "resumed"):
+        if event.state in ("held_up", "recovered", "paused", "resumed"):
             self._emit(f"data-{event.state}", data=dump_event(event))
             return
         self._answer_rest(results)

@@ -2,10 +2,11 @@
 
 A comment above a block says how it is run: ``<!-- test: skip REASON -->``; ``<!-- test: file NAME -->`` keeps the
 program under that name for what follows; ``<!-- test: serve -->`` lets it, a `perdure worker` or a `perdure serve`,
-run until the end of the page; ``<!-- test: run -->`` runs a block of shell; ``<!-- test: continue -->`` goes on in the namespace of the program before, where ``await`` may stand at
-the top level; ``<!-- test: output -->`` is what the program before has printed; ``<!-- test: elsewhere FILE -->``: the
-tests of FILE run these commands. ``http://127.0.0.1:8000`` is the address of the page's `perdure serve`. Where the text says "Save it as `NAME`"
-and `perdure worker NAME`, that is done.
+run until the end of the page; ``<!-- test: run -->`` runs a block of shell; ``<!-- test: continue -->`` continues in
+the namespace of the program before, where ``await`` may stand at the top level; ``<!-- test: output -->`` is what the
+program before has printed; ``<!-- test: elsewhere FILE -->``: the tests of FILE run these commands. 127.0.0.1:8000 is
+replaced by the address of the page's `perdure serve`. Where the text says "Save it as `NAME`" and
+`perdure worker NAME`, that is done.
 """
 
 from __future__ import annotations

@@ -6,9 +6,7 @@ What is decided in the console is decided by its HTTP API here; a browser drives
 from __future__ import annotations
 
 import asyncio
-import os
 import re
-import shutil
 import subprocess
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

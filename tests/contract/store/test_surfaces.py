@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from perdure.errors import InvalidInputError, StoreError
 from perdure.ports.audit import AuditRow
+from perdure.ports.failures import FailureFilter
 from perdure.ports.idempotency import IdempotencyClaim
 from perdure.ports.outbox import OutboxRow, WriteOptions
 from perdure.ports.store import (
@@ -38,10 +39,12 @@ from perdure.testing.store import MemoryStore
 from perdure.types.events import (
     ApprovalDecided,
     ApprovalRequested,
+    ErrorEvent,
     Event,
     LimitReached,
     ModelCompleted,
     ModelDelta,
+    ModelStarted,
     QuestionAnswered,
     QuestionAsked,
     RunEvent,
@@ -259,6 +262,23 @@ EVENTS = st.one_of(
     st.sampled_from(
         [ModelCompleted(), ModelDelta(text="x"), RunEvent(state="started"), RunEvent(state="failed"), LimitReached()]
     ),
+    st.builds(
+        ErrorEvent,
+        at=st.sampled_from([T1, T2]),
+        activity=st.sampled_from(["tool.t", "perdure.model"]),
+        call_id=st.none() | CALLS,
+        error_type=st.sampled_from(["RateLimitError", "ProviderServerError"]),
+        status=st.sampled_from([None, 429, 500]),
+        retry_in=st.sampled_from([None, 2.0, 2.0, 2.0]),
+        fallback=st.sampled_from([None, None, "b:two"]),
+    ),
+    st.builds(
+        RunEvent,
+        at=st.just(T2),
+        state=st.sampled_from(["held_up", "recovered"]),
+        failing_call=st.just("perdure.model") | CALLS,
+    ),
+    st.just(ModelStarted(model="a:one")),
 )
 NEW = st.builds(NewEvent, EVENTS, st.sampled_from([None, None, None, "k1", "k2"]))
 TOKENS = st.sampled_from(["", *[build_batch_token(at, attempt) for at in (T1, T2) for attempt in (1, None)]])
@@ -269,6 +289,7 @@ BATCHES = st.builds(
     TOKENS,
     st.booleans(),
     agent=st.sampled_from(["support", "billing"]),
+    tenant=st.sampled_from([None, "acme"]),
     scheduled=TOKENS,
 )
 WRITES = st.lists(st.tuples(st.sampled_from(["append", "commit", "claim"]), BATCHES), max_size=25)
@@ -289,8 +310,9 @@ async def play(store: Store | ReferenceStore, name: str, writes: list[tuple[str,
         for n, (how, given_batch) in enumerate(writes):
             is_child = given_batch.context_id != "c"
             one = replace(
-                given_batch, context_id=f"{name}{given_batch.context_id}", lineage=lineage if is_child else None
-            )
+                given_batch, context_id=f"{name}{given_batch.context_id}", lineage=lineage if is_child else None,
+                agent=f"{name}{given_batch.agent}",
+            )  # fmt: skip
             if how == "append":
                 await store.append(one)
             elif how == "claim":
@@ -302,7 +324,16 @@ async def play(store: Store | ReferenceStore, name: str, writes: list[tuple[str,
         outbox = await store.take_outbox("me", target=name, lease_seconds=60, limit=1000)
         recorded = {(row.seq, row.type) for row in await store.read_events(root)}
         assert {(row.seq, row.type) for row in outbox} <= recorded
-        return [waits, outbox, (await store.count_keys()).get(name)]
+        failing = [
+            row for row in await store.list_failing_calls(held_up=False, limit=10_000)
+            if row.context_id.startswith(name)
+        ]  # fmt: skip
+        failed = [
+            row for row in await store.sum_failed_attempts("agent", FailureFilter(), limit=10_000)
+            if (row.key or "").startswith(name)
+        ]  # fmt: skip
+        failed.sort(key=lambda row: (row.key or "", row.kind, row.error_type, row.status or 0))
+        return [waits, failing, failed, outbox, (await store.count_keys()).get(name)]
     finally:
         await store.close()
 
