@@ -29,6 +29,8 @@ from markdown_it.rules_inline import StateInline
 from markdown_it.token import Token
 from markupsafe import Markup, escape
 
+from ..types.visible_text import HIDING_CHARS, show_controls
+
 MARKDOWN_CHARS = 24_000
 """Most characters that are rendered as Markdown; longer text is shown as it is."""
 SHOWN_CHARS = 40_000
@@ -49,34 +51,6 @@ _ALIKE = 0.35
 """Texts that have less in common are not compared word by word."""
 _SOON_SECONDS = 600
 """A deadline that is nearer stands out, and is shown to the second."""
-
-_HIDING = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u034f\u061c\u06dd\u070f\u115f\u1160\u17b4\u17b5\u180b-\u180e\u200b-\u200f"
-    "\u2028-\u202e\u2060-\u206f\u2800\u3164\ud800-\udfff\ufeff\uffa0\ufff9-\ufffb\U000e0000-\U000e0fff"
-    "\ue000-\uf8ff\U000f0000-\U0010ffff]"
-)
-
-
-def show_controls(text: str) -> str:
-    """Return ``text`` with ``⟨U+202E⟩`` in the place of each character that would hide or reorder others.
-
-    Joiners between two letters beyond ASCII stay: emoji, Persian and Indic scripts are written with them.
-    """
-    if text.isascii() and text.isprintable():
-        return text
-    return _HIDING.sub(_name_char, text.replace("\r\n", "\n"))
-
-
-def _name_char(match: re.Match[str]) -> str:
-    char, text, at = match[0], match.string, match.start()
-    if char in "\u200c\u200d" and 0 < at < len(text) - 1 and min(ord(text[at - 1]), ord(text[at + 1])) >= 0x300:
-        return char
-    return f"⟨U+{ord(char):04X}⟩"
-
-
-def hides_characters(text: str) -> bool:
-    """Whether :func:`show_controls` changes ``text``, so that a form could not send it back as it is."""
-    return "\r" in text or show_controls(text) != text
 
 
 def keep_text(text: str) -> Markup:
@@ -313,7 +287,7 @@ def _split_words(text: str) -> list[str]:
 def format_json(value: Any) -> str:
     """Return ``value`` as indented JSON, with escapes (``\\u202e``) for characters that hide or reorder others."""
     text = json.dumps(value, indent=2, ensure_ascii=False)
-    return _HIDING.sub(_escape_char, text) if text != show_controls(text) else text
+    return HIDING_CHARS.sub(_escape_char, text) if text != show_controls(text) else text
 
 
 def _escape_char(match: re.Match[str]) -> str:
