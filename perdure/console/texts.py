@@ -29,6 +29,7 @@ from markdown_it.rules_inline import StateInline
 from markdown_it.token import Token
 from markupsafe import Markup, escape
 
+from ..types.summaries import END_ISOLATE, ISOLATE, summarize_call
 from ..types.visible_text import HIDING_CHARS, show_controls
 
 MARKDOWN_CHARS = 24_000
@@ -299,48 +300,19 @@ def format_value(value: Any) -> str:
     return value if isinstance(value, str) else format_json(value)
 
 
-_NAMED_ARGUMENTS = 3
-_NAMED_CHARS = 32
-_PLAIN_WORD = re.compile(r"[A-Za-z0-9_.@:/+#-]+")
+def render_summary_line(summary: str) -> Markup:
+    """Return the summary of a call, in which no value reorders what stands around it."""
+    parts = re.split(f"{ISOLATE}([^{ISOLATE}{END_ISOLATE}]*){END_ISOLATE}", summary)
+    shown = (
+        Markup("<bdi>{}</bdi>").format(show_controls(part)) if index % 2 else escape(show_controls(part))
+        for index, part in enumerate(parts)
+    )
+    return Markup("<bdi>{}</bdi>").format(Markup().join(shown))
 
 
 def render_call(tool: str, arguments: Mapping[str, Any] | None) -> Markup:
-    """Name a call on the button that decides on it: ``refund: order id 556, amount 300.00``.
-
-    Numbers are named before texts, since an amount must not be pushed out by a long text. A text that is more than a
-    word is quoted, and none can reorder what stands around it, or pass for another argument.
-    """
-    plain = {name: value for name, value in (arguments or {}).items() if isinstance(value, str | bool | int | float)}
-    ranked = sorted(plain, key=lambda name: (isinstance(plain[name], str), _is_long(plain[name])))
-    chosen = set(ranked[:_NAMED_ARGUMENTS])
-    parts = [
-        Markup("{} <bdi>{}</bdi>").format(_shorten_line(name.replace("_", " ")), _format_short(value))
-        for name, value in plain.items()
-        if name in chosen
-    ]
-    left = len(arguments or {}) - len(parts)
-    if left and parts:
-        parts.append(Markup("and {} more").format(left))
-    title = Markup("<bdi>{}</bdi>").format(_shorten_line(tool.replace("_", " ")))
-    return title + Markup(": ") + Markup(", ").join(parts) if parts else title
-
-
-def _is_long(value: Any) -> bool:
-    return isinstance(value, str) and len(value) > _NAMED_CHARS
-
-
-def _format_short(value: Any) -> str:
-    if isinstance(value, float):
-        return f"{value:.2f}" if abs(value) < 1e15 and round(value, 2) == value else repr(value)
-    if not isinstance(value, str):
-        return json.dumps(value)[:_NAMED_CHARS]
-    shown = _shorten_line(value)
-    return shown if _PLAIN_WORD.fullmatch(shown) else "“" + shown.replace("“", "'").replace("”", "'") + "”"
-
-
-def _shorten_line(text: str) -> str:
-    line = " ".join(text[: 4 * _NAMED_CHARS].split())
-    return show_controls(line if len(line) <= _NAMED_CHARS else line[:_NAMED_CHARS] + "…")
+    """Name a call whose summary is not known: ``refund: order id 556, amount 300.00``."""
+    return render_summary_line(summarize_call(tool, arguments))
 
 
 def summarize_arguments(arguments: Mapping[str, Any] | None) -> str:

@@ -19,7 +19,7 @@
 -- p_lost_*: the retraction to write if the first open delta is p_lost_seq. Its body is built by the caller, from a row
 -- that only the database knows: PD002 names the stream and the number, and the caller calls again with it.
 -- p_waits: what the events change in the waits, see event_log.py: the token of the writer's activity, the agent, and for
--- each change eight values from the event's index on. p_outbox: index and target of each row. p_key_id: that of the
+-- each change ten values from the event's index on. p_outbox: index and target of each row. p_key_id: that of the
 -- key that the bodies are encrypted with.
 CREATE FUNCTION perdure_append_0001(
     p_now text, p_context_id text, p_token text, p_advances boolean, p_recorded boolean, p_root text, p_path text,
@@ -150,15 +150,17 @@ BEGIN
             ELSIF p_waits[v_wait + 3] IS NULL THEN
                 DELETE FROM waits WHERE context_id = p_waits[v_wait + 1] AND call_id = p_waits[v_wait + 2];
             ELSE
-                INSERT INTO waits (context_id, call_id, root, seq, kind, agent, tool, hash, created_at, expires_at)
+                INSERT INTO waits (context_id, call_id, root, seq, kind, agent, tool, hash, created_at, expires_at,
+                                   summary, amount)
                 VALUES (p_waits[v_wait + 1], p_waits[v_wait + 2], stream, last_seq, p_waits[v_wait + 3], p_waits[2],
-                        p_waits[v_wait + 4], p_waits[v_wait + 5], p_waits[v_wait + 6], p_waits[v_wait + 7])
+                        p_waits[v_wait + 4], p_waits[v_wait + 5], p_waits[v_wait + 6], p_waits[v_wait + 7],
+                        p_waits[v_wait + 8], p_waits[v_wait + 9]::double precision)
                 ON CONFLICT (context_id, call_id) DO UPDATE
                     SET root = excluded.root, seq = excluded.seq, kind = excluded.kind, agent = excluded.agent,
                         tool = excluded.tool, hash = excluded.hash, created_at = excluded.created_at,
-                        expires_at = excluded.expires_at;
+                        expires_at = excluded.expires_at, summary = excluded.summary, amount = excluded.amount;
             END IF;
-            v_wait := v_wait + 8;
+            v_wait := v_wait + 10;
         END LOOP;
         IF p_outbox <> '{}' THEN
             INSERT INTO outbox (stream, seq, target, context_id, type, created_at, taken, owner, leased_until)
