@@ -29,6 +29,7 @@ from ..errors import (
     WebhookNotFoundError,
     end_sentence,
 )
+from ..types.summaries import drop_isolates, is_own_summary
 
 if TYPE_CHECKING:
     from ..types.interface import HeldUp, Response
@@ -255,6 +256,11 @@ def format_call(name: str, arguments: Mapping[str, Any] | str | None, *, full: b
     if isinstance(arguments, Mapping):
         arguments = format_arguments(arguments, full=full)
     return f"{escape_line(name)}({escape_line('…' if arguments is None else arguments)})"
+
+
+def find_own_summary(summary: str, tool: str) -> str:
+    """The summary of a waiting call, for the terminal; "" if it says no more than the call itself does."""
+    return escape_line(drop_isolates(summary)) if is_own_summary(summary, tool) else ""
 
 
 def _format_block(label: str, lines: Sequence[str], style: str, *, indent: int = _MARGIN) -> Iterator[str]:

@@ -20,6 +20,7 @@ from typing_extensions import Unpack
 from .. import _config as config
 from .._encryption import AuthMapping, seal_auth
 from ..errors import InvalidInputError, RunNotFoundError, TranscriptUnavailableError
+from ..ports.waits import WaitGroup, WaitOrder
 from ..store import Chain, open_store
 from ..store.cache import ByteLRU
 from ..temporal.start import build_schedule_action, start_run_workflow
@@ -446,19 +447,29 @@ class Client:
         *,
         agent: str | None = None,
         kind: PendingKind | None = None,
-        by_expiry: bool = False,
+        tool: str | None = None,
+        tenant: str | None = None,
+        user: str | None = None,
+        text: str | None = None,
+        order: WaitOrder = "since",
+        group: WaitGroup | None = None,
         limit: int = 50,
         cursor: str | None = None,
     ) -> WaitPage:
         """List the calls of all runs that wait for an approval, an answer or a client, from the store's table: the
-        longest waiting first, or ``by_expiry`` those that expire, the soonest first. In pages, as :meth:`list_page`.
+        longest waiting first; with ``order="expiry"`` those that expire, the soonest first; with ``"amount"`` those
+        that have one, the largest first. ``group``, one of ``"tool"``, ``"user"`` and ``"tenant"``, lists the calls of
+        each together. ``text`` occurs in a call's summary, its tool or its run's id. In pages, as :meth:`list_page`.
 
         Temporal is asked for the runs of the page, whose calls may be decided already. Raises ``InvalidInputError``,
         ``TranscriptUnavailableError`` without a store.
         """
         from .pages import list_wait_page
 
-        return await list_wait_page(self, agent=agent, kind=kind, by_expiry=by_expiry, limit=limit, cursor=cursor)
+        return await list_wait_page(
+            self, agent=agent, kind=kind, tool=tool, tenant=tenant, user=user, text=text, order=order, group=group,
+            limit=limit, cursor=cursor,
+        )  # fmt: skip
 
     async def delete(self, id: str, *, lost: bool = False, by: str | None = None) -> Deletion:
         """Delete a run that has ended, and the runs below it: their rows in the store at once, their executions in

@@ -61,7 +61,8 @@ from .sign_ins import may_sign_in
 from .texts import format_value
 from .transcript import CallBlock, Transcript, add_stored_parts, read_first_message, read_window
 
-ROWS = 25
+FILTERS = ("agent", "kind", "tool", "tenant", "user", "text", "order", "group")
+ROWS = 50
 """Rows of a page."""
 _LONG_LINES = 12
 """Arguments that take more lines are folded: a row is to be unfolded before it is approved."""
@@ -133,8 +134,8 @@ def _count_lines(text: str) -> int:
 
 def _read_query(page: Page) -> ApprovalsQuery:
     given = page.request.query_params
-    fields: dict[str, Any] = {"limit": ROWS, "by_expiry": given.get("order") == "expiry"}
-    fields |= {name: given[name].strip() for name in ("agent", "kind", "cursor") if given.get(name, "").strip()}
+    fields: dict[str, Any] = {"limit": ROWS}
+    fields |= {name: given[name].strip() for name in (*FILTERS, "cursor") if given.get(name, "").strip()}
     return validate(ApprovalsQuery, fields, "the address")
 
 
@@ -164,7 +165,7 @@ async def _list_visible_waits(page: Page, query: ApprovalsQuery) -> tuple[list[t
     """List the first waits that the visitor may see, with their runs, as the store has them: no run is asked. Also
     return whether there are no more."""
     store = await page.call.client.store()
-    rows = await store.list_waits(agent=query.agent, kind=query.kind, by_expiry=query.by_expiry, limit=_KEYS)
+    rows = await store.list_waits(**query.model_dump(include=set(FILTERS)), limit=_KEYS)
     known = await store.get_runs([row.context_id for row in rows])
     pairs = [(row, known[row.context_id]) for row in rows if row.context_id in known]
     visible = [
@@ -191,7 +192,7 @@ async def show_inbox(page: Page) -> Response:
 
 def _describe_filters(page: Page) -> dict[str, Any]:
     given = page.request.query_params
-    filters = {name: given[name] for name in ("agent", "kind", "order") if given.get(name)}
+    filters = {name: given[name] for name in FILTERS if given.get(name)}
     return {"filters": filters, "is_first": "cursor" not in given}
 
 

@@ -29,6 +29,7 @@ from ..types.interface import Status
 from ..types.messages import Message, Usage
 from ..types.run_ids import get_parent_id
 from ..types.run_states import ENDED_STATES, OPEN_STATES
+from ..types.visible_text import show_controls
 from ..web.auth import Resource, Verb
 from ..web.files import get_file
 from ..web.forks import NewFork, fork_session
@@ -40,7 +41,7 @@ from .compare import find_origin
 from .decisions import STATUS_SECONDS
 from .inbox import count_pending
 from .pages import HEADERS, Page, PageRoute, build_context, build_templates
-from .texts import render_in_thread, show_controls
+from .texts import render_in_thread
 from .transcript import (
     Block,
     CallBlock,

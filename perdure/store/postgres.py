@@ -121,7 +121,7 @@ def _encode_wait_changes(batch: EventBatch, events: Sequence[Event]) -> list[str
         return []
     encoded: list[str | None] = [batch.token or batch.scheduled, batch.agent]
     for position, *values in changes:
-        encoded += [str(position + 1), *values]
+        encoded += [str(position + 1), *(repr(value) if isinstance(value, float) else value for value in values)]
     return encoded
 
 

@@ -34,7 +34,10 @@ TABLES = {
         *("tenant", "user_id", "key", "created_at"),
     ),
     "agents": ("hash", "name", "body", "created_at", "seen_at"),
-    "waits": ("context_id", "call_id", "root", "seq", "kind", "agent", "tool", "hash", "created_at", "expires_at"),
+    "waits": (
+        *("context_id", "call_id", "root", "seq", "kind", "agent", "tool", "hash", "created_at", "expires_at"),
+        *("summary", "amount"),
+    ),
     "failing_calls": (  # in the order of the fields of FailingCall
         *("context_id", "call", "root", "agent", "tenant", "user_id", "kind", "source", "error_type", "error"),
         *("status", "attempts", "since", "last_at", "next_at", "held_up_at"),

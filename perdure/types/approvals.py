@@ -4,7 +4,7 @@ import hashlib
 import json
 import operator
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field
@@ -39,8 +39,15 @@ NameHash = Annotated[str, Field(max_length=64)]
 MAX_SENDERS = 4096
 """Most people whose input a run takes in one turn, including that of the runs above it. All are remembered: none of
 them may approve a call that they asked for if the approval is separate."""
+MAX_SHOWN_REQUESTERS = 16
+"""Most requesters that a pending call names: lists of calls say with them whose own a call is."""
 ANYBODY = "*"
 """In the place of hashes of names: more than ``MAX_SENDERS`` people, so that nobody may approve such a call."""
+
+
+def is_requester(name: str | None, requesters: Collection[str]) -> bool:
+    """Whether the person ``name`` is, or may be, one of ``requesters``, hashes of names or the mark of too many."""
+    return hash_name(name) in requesters or "*" in requesters
 
 
 class ApprovalTerms(Data):
@@ -175,6 +182,9 @@ class WaitingCall(Data):
     tool: str
     arguments: dict[str, Any] | None = None
     """None if they are too large for history: the transcript has them."""
+    summary: str = ""
+    """The call or its question in one line, for people: by the template of its tool, or its name and first
+    arguments."""
     hash: str
     """Identifies the call and its arguments: a decision that gives it cannot be taken for another call."""
     since: str | None = None
@@ -182,6 +192,9 @@ class WaitingCall(Data):
     expires: str | None = None
     on_expiry: OnExpiry = "deny"
     separate: bool = False
+    requesters: tuple[NameHash, ...] = Field(default=(), exclude_if=operator.not_)
+    """With ``separate``: ``hash_name`` of the first people whose input led to the call, at most
+    ``MAX_SHOWN_REQUESTERS``."""
     reminded: int = Field(default=0, exclude_if=operator.not_)
     """Reminders so far."""
     question: str | None = None

@@ -115,7 +115,7 @@ async def test_the_inbox_and_many_decisions(engine: Engine) -> None:
         assert {row["run_id"] for row in mine} == {own[sessions[0]], own[sessions[2]], own[sessions[3]]}
         assert [row["kind"] for row in await box.read(box.ada, 1, kind="question")] == ["question"]
         assert await box.read(box.ada, 0, agent="nobody") == []
-        assert await box.read(box.ada, 0, by_expiry="true") == []
+        assert await box.read(box.ada, 0, order="expiry") == []
         pages, cursor = [], None
         while True:
             answer = (
@@ -228,8 +228,11 @@ async def test_hostile_decisions(engine: Engine) -> None:
             "/approvals?cursor=x",
             "/approvals?kind=x",
             "/approvals?agent=%00",
-            f"/approvals?cursor={encode_cursor('waits', {'by_expiry': True}, ['a', 'b', 'c'])}",
-            f"/approvals?cursor={encode_cursor('waits', {'by_expiry': False}, ['a', 'b'])}",
+            f"/approvals?cursor={encode_cursor('waits', {'order': 'expiry'}, ['a', 'b', 'c', ''])}",
+            f"/approvals?cursor={encode_cursor('waits', {'order': 'since'}, ['a', 'b'])}",
+            "/approvals?order=x",
+            "/approvals?group=agent",
+            f"/approvals?text={'x' * 201}",
         ):
             assert (await box.ada.get(path)).status_code == 400, path
         key = {"idempotency-key": "k"}

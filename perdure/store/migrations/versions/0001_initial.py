@@ -260,12 +260,22 @@ def _create_surfaces() -> None:
         sa.Column("hash", TEXT, nullable=False),
         sa.Column("created_at", TEXT, nullable=False),
         sa.Column("expires_at", TEXT),
+        sa.Column("summary", TEXT, nullable=False),
+        sa.Column("amount", sa.Float(53)),
     )
     op.create_index("waits_created_at", "waits", ["created_at", "context_id", "call_id"])
     op.create_index("waits_agent", "waits", ["agent", "created_at"])
     expiring = sa.text("expires_at IS NOT NULL")
     op.create_index(
         "waits_expires_at", "waits", ["expires_at", "agent"], sqlite_where=expiring, postgresql_where=expiring
+    )
+    counted = sa.text("amount IS NOT NULL")
+    op.create_index(
+        "waits_amount",
+        "waits",
+        [sa.text("(-amount)"), "context_id", "call_id"],
+        sqlite_where=counted,
+        postgresql_where=counted,
     )
     _create_failures()
     op.create_table(

@@ -20,7 +20,7 @@
 -- p_lost_*: the retraction to write if the first open delta is p_lost_seq. Its body is built by the caller, from a row
 -- that only the database knows: PD002 names the stream and the number, and the caller calls again with it.
 -- p_waits: what the events change in the waits, see event_log.py: the token of the writer's activity, the agent, and for
--- each change eight values from the event's index on. p_failures: what they change in the failing calls, see
+-- each change ten values from the event's index on. p_failures: what they change in the failing calls, see
 -- ports/failures.py: the token of the writer's activity, the agent, tenant and user, after how many attempts a run is held
 -- up, and for each change the eleven values of a FailureChange. p_outbox: index and target of each row. p_key_id: that of
 -- the key that the bodies are encrypted with.
@@ -185,15 +185,17 @@ BEGIN
                     v_has_ended := true;
                 END IF;
             ELSE
-                INSERT INTO waits (context_id, call_id, root, seq, kind, agent, tool, hash, created_at, expires_at)
+                INSERT INTO waits (context_id, call_id, root, seq, kind, agent, tool, hash, created_at, expires_at,
+                                   summary, amount)
                 VALUES (p_waits[v_wait + 1], p_waits[v_wait + 2], stream, last_seq, p_waits[v_wait + 3], p_waits[2],
-                        p_waits[v_wait + 4], p_waits[v_wait + 5], p_waits[v_wait + 6], p_waits[v_wait + 7])
+                        p_waits[v_wait + 4], p_waits[v_wait + 5], p_waits[v_wait + 6], p_waits[v_wait + 7],
+                        p_waits[v_wait + 8], p_waits[v_wait + 9]::double precision)
                 ON CONFLICT (context_id, call_id) DO UPDATE
                     SET root = excluded.root, seq = excluded.seq, kind = excluded.kind, agent = excluded.agent,
                         tool = excluded.tool, hash = excluded.hash, created_at = excluded.created_at,
-                        expires_at = excluded.expires_at;
+                        expires_at = excluded.expires_at, summary = excluded.summary, amount = excluded.amount;
             END IF;
-            v_wait := v_wait + 8;
+            v_wait := v_wait + 10;
         END LOOP;
         IF p_failures[v_failure]::integer = i - v_shift AND p_failures[v_failure + 1] IN ('fail', 'end', 'count') THEN
             INSERT INTO failed_attempts (key, hour, agent, tenant, user_id, kind, source, status, error_type, attempts,
