@@ -101,7 +101,7 @@ async def test_the_desk_finds_pays_and_survives_its_worker(reader: Reader) -> No
     worker = await reader.start_worker(*serve[0][1:])
     ask, _, approve, wait = pay
     await reader.perdure(*ask[1:])
-    assert "Pay INV-1004: 120.5 EUR" in await reader.waits()
+    assert "Pay INV-1004: 120.50 EUR" in await reader.waits()
     await reader.perdure(*approve[1:])
     assert "paid 120.50 EUR for INV-1004" in await reader.perdure(*wait[1:])
 
