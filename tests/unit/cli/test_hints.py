@@ -104,7 +104,7 @@ def test_an_unexpected_error_is_one_line_and_its_traceback_in_a_file(
     assert print_unexpected_error(LookupError("lost")) == 1
     said = capsys.readouterr().err
     (file,) = tmp_path.iterdir()
-    assert said.splitlines()[0] == "error: unexpected LookupError: lost"
+    assert said.splitlines()[0] == "error: unexpected LookupError: lost."
     assert str(file) in said
     assert "Traceback" not in said
     assert "LookupError: lost" in file.read_text()
@@ -115,7 +115,7 @@ def test_a_full_disk_is_not_a_fault_of_perdure() -> None:
     with Path("/dev/full").open("w") as full:
         program = [sys.executable, "-m", "perdure", "--version"]
         done = subprocess.run(program, stdout=full, stderr=subprocess.PIPE, text=True)
-    assert (done.returncode, done.stderr) == (1, "error: cannot write the output: No space left on device\n")
+    assert (done.returncode, done.stderr) == (1, "error: cannot write the output: No space left on device.\n")
 
 
 @pytest.mark.parametrize(("file", "place"), [(None, "a file"), ("/tmp/s.db", "/tmp/s.db")])
@@ -127,7 +127,7 @@ def test_a_full_disk_of_something_else_is_not_called_the_output(
 
     monkeypatch.setattr(cli, "app", fill)
     assert cli._run_app() == 1
-    assert capsys.readouterr().err == f"error: cannot write {place}: No space left on device\n"
+    assert capsys.readouterr().err == f"error: cannot write {place}: No space left on device.\n"
 
 
 def test_version() -> None:
