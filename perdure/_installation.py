@@ -90,7 +90,9 @@ def build_missing_extra_error(purpose: str, *extras: str, module: str | None = N
     noun, verb = ("extra", "is") if len(extras) == 1 else ("extras", "are")
     detail = f" (missing: {', '.join(packages)})" if packages else ""
     message = f"{purpose} needs the {noun} {' and '.join(map(repr, extras))} of perdure, which {verb} not installed"
-    return MissingExtraError(message + detail, hint=f"Install it: {build_install_command(extras)}")
+    error = MissingExtraError(message + detail, hint=f"Install it: {build_install_command(extras)}")
+    error.extras = extras
+    return error
 
 
 # ---

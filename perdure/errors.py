@@ -431,6 +431,9 @@ class RuntimeSetupError(PerdureError):
 class MissingExtraError(RuntimeSetupError):
     """A package is missing that an extra of perdure brings. ``hint`` has the command that installs it for this copy."""
 
+    extras: tuple[str, ...] = ()
+    """The names of the extras."""
+
 
 class StoreLocationError(StoreError, RuntimeSetupError):
     """The store's URL names no store that this perdure can use."""

@@ -56,6 +56,7 @@ async def _serve_queues(
     stop = asyncio.Event()
     call_when_orphaned(stop.set)
     install_signal_handlers(stop, quiet=True)
+    loaded.warn_of_missing_extras()
     queues = dict.fromkeys([queue, *(build_agent_queue_name(agent.name, Path(file)) for agent in loaded.agents)])
     async with open_client(server, task_queue=queue, warnings=True) as client:
         plugin = PerdurePlugin(loaded.agents, store_url=client.store_url, **loaded.worker_options)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from .._terminal import print_line
-from ..errors import InvalidInputError, MissingExtraError, RuntimeSetupError
+from ..errors import InvalidInputError, MissingExtraError, PerdureError, RuntimeSetupError
 from .connection import StoreOptions, open_client
 from .options import AgentsOption, TaskQueueOption
 from .worker import ExitLimit, install_signal_handlers, log_to_stderr, serve_agents
@@ -102,7 +102,7 @@ def _run_service(
 ) -> None:
     from .._event_loop import run_event_loop
 
-    if (missing := find_missing_server("`perdure serve`" if api else "`perdure console`")) is not None:
+    if (missing := find_missing_server("`perdure serve`" if api else "`perdure console`", file)) is not None:
         raise missing
     from ..web.app import WebOptions
     from ..web.origins import is_loopback_name
@@ -188,8 +188,9 @@ async def _serve(
         exit_limit.cancel()
 
 
-def find_missing_server(purpose: str) -> MissingExtraError | None:
-    """Import all that answers requests. Return the error that names every missing package; None if all are there."""
+def find_missing_server(purpose: str, file: str | None = None) -> MissingExtraError | None:
+    """Import all that answers requests. Return the error that names every missing package, also of the models of the
+    agents in ``file``; None if all that answers requests is there."""
     from .._installation import build_missing_extra_error
 
     try:
@@ -198,7 +199,17 @@ def find_missing_server(purpose: str) -> MissingExtraError | None:
     except ImportError as error:
         if (error.name or "").partition(".")[0] == "perdure":  # a fault of perdure, and not of the installation
             raise
-        return build_missing_extra_error(purpose, "server", module=error.name)
+        extras = ["server"]
+        if file is not None:
+            from .agent_loader import load_agent_module
+
+            try:
+                extras += load_agent_module(file).missing_extras
+            except MissingExtraError as missing:
+                extras += missing.extras
+            except PerdureError:  # it is told once the extra is there
+                pass
+        return build_missing_extra_error(purpose, *extras, module=error.name)
     return None
 
 

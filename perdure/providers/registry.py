@@ -58,16 +58,20 @@ class BuiltInProvider:
 
     def __call__(self) -> Provider:
         """Create the provider. Raises ``RuntimeSetupError`` if the SDK is not installed."""
-        try:
-            is_installed = self.sdk is None or find_spec(self.sdk) is not None
-        except ModuleNotFoundError:  # the package around it is missing too
-            is_installed = False
-        if not is_installed:
+        if not self.is_installed:
             from .endpoint import build_missing_sdk_error
 
             raise build_missing_sdk_error(self.load_class().extra, self.sdk)
         provider: Provider = self.load_class()()
         return provider
+
+    @property
+    def is_installed(self) -> bool:
+        """Whether its SDK can be imported."""
+        try:
+            return self.sdk is None or find_spec(self.sdk) is not None
+        except ModuleNotFoundError:  # the package around it is missing too
+            return False
 
     def load_class(self) -> Any:
         """The adapter."""
@@ -149,6 +153,15 @@ def runs_in_process(name: str) -> bool:
     """Whether the provider of that name is of perdure and calls no API, so that its models cost nothing."""
     factory = _factories.get(name)
     return isinstance(factory, BuiltInProvider) and factory.sdk is None
+
+
+def find_missing_extra(name: str) -> str | None:
+    """The extra that brings the SDK of the provider of that name, if it is not installed. Loads no SDK."""
+    factory = _factories.get(PROVIDER_ALIASES.get(name, name))
+    if not isinstance(factory, BuiltInProvider) or factory.is_installed:
+        return None
+    extra: str = factory.load_class().extra
+    return extra
 
 
 def parse_model(model: str) -> tuple[str, str]:

@@ -13,7 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from perdure.cli.agent_loader import load_agent_module
 from perdure.errors import PerdureError
+from perdure.providers import registry
 from tests.support.cli import Done
 
 MAIN = """
@@ -81,6 +83,39 @@ async def test_the_extra_server_is_asked_for_once(command: str, tmp_path: Path) 
         assert f"error: `perdure {command}` needs the extra 'server' of perdure, which is not installed" in done.err
         assert re.search(r"hint: Install it: .*\[server\]", done.err)
         assert "Traceback" not in done.err
+
+
+@pytest.mark.parametrize("program", ["serve", "console"])
+async def test_the_models_and_toolsets_of_the_file_are_asked_for_with_it(program: str, tmp_path: Path) -> None:
+    """One message, not one extra after the other."""
+    (tmp_path / "models.py").write_text(
+        "from perdure import Agent\na = Agent('a', ['openai:x', 'anthropic:y', 'demo:echo', 'openai-responses:z'])\n"
+    )
+    (tmp_path / "tools.py").write_text(AGENTS)
+    hidden = [*SERVER_MODULES, "openai", "anthropic", "mcp"]
+    models, tools = await asyncio.gather(
+        run_without(hidden, [program, "models.py"], tmp_path), run_without(hidden, [program, "tools.py"], tmp_path)
+    )
+    assert (models.code, tools.code) == (5, 5)
+    assert re.search(r"hint: Install it: .*\[server,openai,anthropic\]", models.err), models.err
+    assert re.search(r"hint: Install it: .*\[server,mcp\]", tools.err), tools.err
+
+
+def test_a_worker_says_which_models_it_cannot_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As `perdure worker`, `serve` and `dev` do at their start; agents with other models are served."""
+    models = ("openai:x", "google:y", "demo:echo", "openai:z")
+    agents = "\n".join(f"a{number} = Agent('a{number}', {model!r})" for number, model in enumerate(models))
+    (tmp_path / "some_agents.py").write_text(f"from perdure import Agent\n{agents}\n")
+    loaded = load_agent_module(str(tmp_path / "some_agents.py"))
+    loaded.warn_of_missing_extras()
+    assert caplog.messages == [], "all are installed here"
+    monkeypatch.setattr(registry, "find_spec", lambda _: None)
+    loaded.warn_of_missing_extras()
+    (warning,) = caplog.messages
+    assert "some_agents.py: a model of its agents needs the extras 'openai' and 'google'" in warning
+    assert re.search(r"\. Install it: .*\[openai,google\]", warning)
 
 
 def test_the_documented_codes_are_those_of_the_errors() -> None:

@@ -18,8 +18,8 @@ from typing import Annotated
 
 import typer
 
-from ..._terminal import print_line
 from ...errors import InvalidInputError, PerdureError
+from ..output import OutputOptions
 
 _TEMPLATES = Path(__file__).parent / "templates"
 _NAME = re.compile(r"[a-z][a-z0-9]*(?:[_-][a-z0-9]+)*")
@@ -33,6 +33,8 @@ def new(
     path: Annotated[
         Path, typer.Argument(metavar="NAME", help="Name or path of the folder to make; . for this one, if it is empty.")
     ],
+    *,
+    output: OutputOptions,
 ) -> None:
     """Make a project: an agent, tools, a workflow, tests, a deployment. It runs without an API key.
 
@@ -50,11 +52,11 @@ def new(
     except OSError as error:
         hint = f"Remove what was made of {folder}, and try again." if folder.exists() else None
         raise PerdureError(f"cannot write {error.filename or folder}: {error.strerror}", hint=hint) from None
-    print_line(f"made {folder}: {len(files)} files; README.md says what they are")
-    if path != Path():
-        print_line(f"  cd {shlex.quote(str(path))}")
-    print_line("  make demo    # the workflow and its agent, once; the first time it installs everything")
-    print_line("  make test    # the tests")
+    lines = [f"made {folder}: {len(files)} files; README.md says what they are"]
+    lines += [f"  cd {shlex.quote(str(path))}"] if path != Path() else []
+    lines.append("  make demo    # the workflow and its agent, once; the first time it installs everything")
+    lines.append("  make test    # the tests")
+    output.print_result({"folder": str(folder), "files": [str(file) for file in files]}, lines)
 
 
 def check_name(name: str) -> str:
