@@ -60,13 +60,16 @@ import math
 import re
 import sys
 
-_COMMAND = re.compile(r"(?:pip|uv|export|perdure|temporal) ")
+_COMMAND = re.compile(r"(?:^|: )(?:\S*/)?(?:pip|pipx|uv|make|export|perdure|temporal) .*$")
+"""A command at the end of a text."""
 
 
 def end_sentence(text: str) -> str:
-    """Return ``text`` with a full stop, unless it ends as a sentence does, or is a command to be copied."""
+    """Return ``text`` with a full stop, unless it ends as a sentence does, or with a command to be copied."""
     text = text.rstrip()
-    is_whole = not text or text.rstrip("\"'`)\u201d").endswith((".", "!", "?", "…")) or _COMMAND.match(text) is not None
+    is_whole = (
+        not text or text.rstrip("\"'`)\u201d").endswith((".", "!", "?", "…")) or _COMMAND.search(text) is not None
+    )
     return text if is_whole else f"{text}."
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from .._terminal import print_line, style_text
-from ..errors import InvalidInputError
+from ..errors import InvalidInputError, join_sentences
 from .connection import StoreOptions, find_ui_url, get_server_address, list_worker_arguments, mask_password, open_client
 from .options import AgentsOption, TaskQueueOption
 
@@ -73,7 +73,7 @@ async def _serve_console(client: Client) -> AsyncIterator[str]:
     from .serve import ServeOptions, find_missing_server, listen
 
     if (missing := find_missing_server("the console")) is not None:
-        yield f"none: {missing.message}. {missing.hint}"
+        yield f"none: {join_sentences(missing.message, missing.hint)}"
         return
     from ..console import console_routes
     from ..web.app import WebOptions, create_app

@@ -153,6 +153,7 @@ def test_the_body_of_an_approval() -> None:
         name="refund",
         arguments={"amount": 3},
         hash="h",
+        summary="Refund 3.",
         expires_in=60,
     )
     body = body_of(event, "https://perdure.example/x")
@@ -171,6 +172,7 @@ def test_the_body_of_an_approval() -> None:
         "tool": "refund",
         "arguments": {"amount": 3},
         "hash": "h",
+        "summary": "Refund 3.",
         "on_expiry": "deny",
         "expires_at": "2026-01-01T00:01:01.000000+00:00",
         "decision_url": "https://perdure.example/x/decide/c%2Fcall%201/a%2Fb?hash=h",

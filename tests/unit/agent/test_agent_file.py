@@ -240,7 +240,7 @@ def test_a_file_that_cannot_be_read(name: str, body: bytes, why: str, tmp_path: 
 def test_without_a_reader_of_yaml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a.yaml").write_text(YAML)
     monkeypatch.setitem(sys.modules, "yaml", None)
-    with pytest.raises(RuntimeSetupError, match=r'pip install "perdure\[yaml\]"; or write it as JSON or TOML'):
+    with pytest.raises(RuntimeSetupError, match=r"\(not in JSON or TOML\) needs the extra 'yaml'"):
         load_agent(tmp_path / "a.yaml", tools=[refund])
 
 
