@@ -73,7 +73,7 @@ async def _serve_console(client: Client) -> AsyncIterator[str]:
     from .serve import ServeOptions, find_missing_server, listen
 
     if (missing := find_missing_server("the console")) is not None:
-        yield f"none: {join_sentences(missing.message, missing.hint)}"
+        yield join_sentences(f"none: {missing.message}", missing.hint)
         return
     from ..console import console_routes
     from ..web.app import WebOptions, create_app
