@@ -17,6 +17,7 @@ import typer
 
 from .._terminal import escape_line, print_json, print_line, print_text, style_text, truncate_text
 from ..errors import (
+    ApprovalForbiddenError,
     DefinitionError,
     InvalidInputError,
     PerdureError,
@@ -278,6 +279,7 @@ _EXIT_CODES = (
     ((InvalidInputError, DefinitionError), 2),
     ((RunNotFoundError, ScheduleNotFoundError, WebhookNotFoundError), 3),
     ((RuntimeSetupError,), 4),
+    ((ApprovalForbiddenError,), 5),
 )
 
 
