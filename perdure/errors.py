@@ -29,6 +29,7 @@
     ├── RunNotFoundError · RunOpenError · RunClosedError · RunStuckError
     ├── ScheduleNotFoundError · ScheduleExistsError · WebhookNotFoundError
     ├── ApprovalPendingError · ApprovalExpiredError · ApprovalDecidedError
+    ├── ApprovalForbiddenError (also PermissionError)    who requested a call cannot approve it
     ├── ProviderError                            the model's API; ``retryable`` says whether to try again
     │   ├── AuthenticationError · PermissionDeniedError · ModelNotFoundError · BadRequestError
     │   ├── ContextLengthError · ContentFilterError
@@ -275,6 +276,10 @@ class ApprovalExpiredError(PerdureError):
 
 class ApprovalDecidedError(PerdureError):
     """The call was already decided or answered."""
+
+
+class ApprovalForbiddenError(PerdureError, PermissionError):
+    """The call needs an approver other than its requester (``Approval(separate=True)``), and this one requested it."""
 
 
 class ProviderError(PerdureError):

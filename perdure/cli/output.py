@@ -18,6 +18,7 @@ import typer
 
 from .._terminal import escape_line, print_json, print_line, print_text, style_text, truncate_text
 from ..errors import (
+    ApprovalForbiddenError,
     DefinitionError,
     InvalidInputError,
     MissingExtraError,
@@ -314,6 +315,7 @@ _EXIT_CODES = (
     ((RunNotFoundError, ScheduleNotFoundError, WebhookNotFoundError), 3),
     ((MissingExtraError,), 5),
     ((RuntimeSetupError,), 4),
+    ((ApprovalForbiddenError,), 6),
 )
 
 

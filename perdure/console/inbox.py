@@ -18,7 +18,7 @@ from urllib.parse import quote
 from starlette.responses import JSONResponse, Response
 
 from ..client.pages import gather_bounded
-from ..errors import InvalidInputError, PerdureError, RunNotFoundError, join_sentences
+from ..errors import ApprovalForbiddenError, InvalidInputError, PerdureError, RunNotFoundError, join_sentences
 from ..ports.store import RunRow
 from ..ports.waits import WaitRow
 from ..types.approvals import DecidedApproval, WaitingCall, hash_arguments, hash_name
@@ -476,11 +476,11 @@ async def decide_call(page: Page, back: str | None = None) -> Response:
         if event["type"] == "approval" and page.access.undo_seconds:
             return await _defer_event(page, SessionEvent.model_validate(event).root, back)
         accepted = await post_event(replace(page.call, body=SessionEvent.model_validate(event)))
-    except InvalidInputError as error:
+    except (InvalidInputError, ApprovalForbiddenError) as error:
         if page.wants_fragment:
             raise
         message = join_sentences(error.message, error.hint)
-        return await _show_call(page, problem=message, status_code=400)
+        return await _show_call(page, problem=message, status_code=build_problem(error).status_code)
     except PerdureError as error:
         if page.wants_fragment or build_problem(error).status_code != 409:
             raise

@@ -10,7 +10,14 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
-from ..errors import ApprovalExpiredError, InvalidInputError, NotWaitingYetError, PerdureError, RunClosedError
+from ..errors import (
+    ApprovalExpiredError,
+    ApprovalForbiddenError,
+    InvalidInputError,
+    NotWaitingYetError,
+    PerdureError,
+    RunClosedError,
+)
 from ..types.approvals import (
     MAX_STANDING_APPROVALS,
     ApprovalDecision,
@@ -251,12 +258,12 @@ def _check_decision(state: RunState, pending: ToolCallState, decision: ApprovalD
                 f"by: call {decision.call_id!r} needs an approver other than its requester", hint="Say who you are."
             )
         if has_requested(state, by):
-            raise InvalidInputError(
+            raise ApprovalForbiddenError(
                 f"{decision.by} requested what led to call {decision.call_id!r}, and cannot approve it",
                 hint="Another person must approve it.",
             )
         if _is_input(pending, decision):
-            raise InvalidInputError(
+            raise ApprovalForbiddenError(
                 f"arguments: call {decision.call_id!r} needs an approver other than its requester, and a requester is "
                 "who changes its arguments, too",
                 hint="Deny it with the reason: the model may call it with those arguments, and another person approve.",
