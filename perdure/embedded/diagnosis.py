@@ -162,7 +162,8 @@ def _check_packages() -> Iterator[Finding]:
 def _check_api_keys() -> Iterator[Finding]:
     present = [name for name in _API_KEY_EXTRAS if os.environ.get(name)]
     if not present:
-        yield Finding("API keys", "warn", "none is set", f"For a real model set one of {', '.join(_API_KEY_EXTRAS)}.")
+        hint = f"For a language model set one of {', '.join(_API_KEY_EXTRAS)}; demo:echo and demo:tools need none."
+        yield Finding("API keys", "warn", "none is set", hint)
         return
     yield Finding("API keys", "ok", f"set: {', '.join(present)}")
     absent = {extra.name for extra in list_extras() if extra.missing}

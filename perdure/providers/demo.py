@@ -17,7 +17,6 @@ import json
 import re
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 from ..ports.model import Completed, ModelRequest, StreamEvent, TextDelta, ToolCallDelta, ToolSpec
 from ..types.interface import FINISH_TOOL
@@ -53,9 +52,6 @@ class _Turn:
 
 class Demo:
     """The provider of both."""
-
-    models: ClassVar = ("echo", "tools")
-    tool_choice = True
 
     async def stream(self, request: ModelRequest) -> AsyncIterator[StreamEvent]:
         """Stream the next reply: a text in pieces, then at most one call."""

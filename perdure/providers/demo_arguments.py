@@ -9,13 +9,17 @@ is made up, and named in :attr:`ArgumentReader.invented`.
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .json_schemas import cut_levels, get_definition, repair_schema, resolve_references
 
-_READ_CHARS = 20_000
+_READ_CHARS = 4_000
+"""Of a message: patterns of each property are looked for in all of it, on the worker's event loop."""
+_RESULT_CHARS = 100_000
+"""A longer result is not read as JSON."""
 _MAX_LEVELS = 12
 """Levels of a schema that are filled; below them, objects stay empty."""
 _MAX_ITEMS = 20
@@ -24,7 +28,7 @@ _ID_WORDS = frozenset(("id", "number", "no", "nr", "code", "key", "ref", "refere
 _LINK = r"(?: (?:id|number|no\.?|nr\.?|is|was|of|for|to|the|a))*[ :=#]*"
 """What may stand between a name and its value."""
 _PATTERNS = {
-    "number": r"(?<![\w.,-])-?\d+(?:,\d{3})*(?:\.\d+)?(?![\w-])",
+    "number": r"(?<![\w.,-])-?\d{1,15}(?:,\d{3}){0,4}(?:\.\d{1,15})?(?![\w-])",
     "id": r"(?<![\w-])(?=[\w./#-]*\d)[A-Za-z0-9](?:[\w./#-]*\w)?",
     "quoted": r"(?<!\w)[\"“`'][^\"”`']{1,200}[\"”`'](?!\w)",
     "code": r"(?<![\w-])(?=[\w./#-]*\d)(?=[\w./#-]*[A-Za-z])[A-Za-z0-9](?:[\w./#-]*\w)?",
@@ -59,8 +63,8 @@ class ArgumentReader:
         self._fields: dict[str, Any] = {}
         for result in results:
             try:
-                value = json.loads(result)
-            except ValueError:
+                value = json.loads(result, parse_constant=_refuse_constant) if len(result) <= _RESULT_CHARS else None
+            except (ValueError, RecursionError):
                 continue
             self._fields |= value if isinstance(value, dict) else {}
         self._root: Mapping[str, Any] = {}
@@ -192,6 +196,10 @@ class ArgumentReader:
         return None
 
 
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")
+
+
 def _get_kind(schema: Mapping[str, Any]) -> str:
     kind = schema.get("type")
     if isinstance(kind, list):
@@ -224,6 +232,8 @@ def _bound(number: float, schema: Mapping[str, Any]) -> int | float:
         most = below - step if is_integer else below - 0.01
     number = number if not isinstance(least, int | float) else max(number, least)
     number = number if not isinstance(most, int | float) else min(number, most)
+    if not math.isfinite(number):
+        return 1
     return int(number) if is_integer or float(number).is_integer() else number
 
 

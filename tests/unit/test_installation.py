@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import sys
 from collections.abc import Callable, Mapping
@@ -167,3 +168,10 @@ def test_the_real_metadata_has_an_extra_server(monkeypatch: pytest.MonkeyPatch) 
     assert {"starlette", "uvicorn", "sse-starlette", "jinja2", "ag-ui-protocol"} <= packages["server"]
     assert not {"web", "console", "agui", "all", "dev"} & set(packages)
     assert shutil.which("perdure") is None or build_install_command(["server"]).endswith("[server]'")
+
+
+def test_the_page_says_what_each_extra_is_for() -> None:
+    page = (Path(__file__).parents[2] / "docs/how-to/install.md").read_text().partition("| extra | for |")[2]
+    rows = [row.partition("|")[2].partition("|")[0] for row in page.partition("\n\n")[0].splitlines()[2:]]
+    named = [name for row in rows for name in re.findall(r"`([^`]+)`", row)]
+    assert sorted(named) == sorted([*(extra.name for extra in list_extras()), "all"])

@@ -203,10 +203,31 @@ def test_every_plain_schema_gets_arguments_that_fit(message: str, kinds: list[An
     model.model_validate(ArgumentReader(message).fill(model.model_json_schema()))
 
 
-@given(st.recursive(st.none() | st.booleans() | st.integers() | st.text(max_size=8), lambda inner: st.lists(inner) | st.dictionaries(st.sampled_from(["type", "$ref", "anyOf", "properties", "items", "enum", "required", "minItems", "maxItems", "minLength", "format", "minimum"]), inner)))  # fmt: skip  # noqa: E501  # keywords with any value
-def test_no_schema_breaks_it(schema: Any) -> None:
+KEYWORDS = (
+    "type", "$ref", "anyOf", "properties", "items", "enum", "const", "required", "minItems", "maxItems", "minLength",
+    "maxLength", "format", "minimum", "exclusiveMaximum", "multipleOf", "default",
+)  # fmt: skip
+ANY_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.sampled_from(["integer", "number", "array", "#"]),
+    lambda inner: st.lists(inner) | st.dictionaries(st.sampled_from(KEYWORDS), inner),
+)
+
+
+@given(ANY_JSON, st.text() | st.integers().map(str), st.text() | ANY_JSON.map(json.dumps))
+def test_no_schema_message_or_result_breaks_it(schema: Any, message: str, result: str) -> None:
     """Schemas of MCP servers are repaired before, but a provider is not the place that fails."""
-    ArgumentReader("order 7").fill({"type": "object", "properties": {"a": schema}, "required": ["a"]})
+    properties = {"a": schema, "type": {"type": "integer"}, "order": {"type": "string"}}
+    reader = ArgumentReader(f"order 7 {message}", [result])
+    reader.fill({"type": "object", "properties": properties, "required": ["a", "type"]})
+
+
+def test_a_large_message_and_many_properties_take_no_time_of_the_event_loop() -> None:
+    """By what is read: the rest of a message of 20 MB is not."""
+    reader = ArgumentReader("x" * 20_000_000 + " 77")
+    assert len(reader.text) == 4_000
+    assert reader.fill(create_model("A", number=(int, ...)).model_json_schema()) == {"number": 1}
+    deep = ArgumentReader("", ["[" * 50_000, '{"a": NaN}', "9" * 5_000])
+    assert deep.fill(create_model("A", a=(float, ...)).model_json_schema()) == {"a": 1}
 
 
 # ---
