@@ -58,16 +58,11 @@ from .forms import (
 )
 from .pages import HEADERS, Page, PageRoute
 from .sign_ins import may_sign_in
-from .texts import format_value
 from .transcript import CallBlock, Transcript, add_stored_parts, read_first_message, read_window
 
 FILTERS = ("agent", "kind", "tool", "tenant", "user", "text", "order", "group")
 ROWS = 50
 """Rows of a page."""
-_LONG_LINES = 12
-"""Arguments that take more lines are folded: a row is to be unfolded before it is approved."""
-_LONG_VALUE_LINES = 4
-"""Of such arguments, those that take more lines are folded each; else all together."""
 _MAX_SHOWN_CHARS = 500_000
 """Arguments that are longer, as JSON, are not shown, and so not approved here."""
 _CONTEXT_BLOCKS = 12
@@ -87,10 +82,6 @@ class Row:
     item: str
     """What its form sends: the run, the call and the hash of what is shown."""
     may_decide: bool
-    is_long: bool
-    """Whether some of it is folded."""
-    folded: Sequence[str]
-    """Names of the arguments that are folded; if it is long and there are none, all of them are, together."""
     is_selectable: bool
     """Whether it can be decided with others: an approval that is shown whole, and needs no second person."""
     fields: Sequence[Field] = ()
@@ -109,8 +100,6 @@ async def _build_row(
     resource = Resource("session", wait.run_id, wait.agent, wait.tenant, wait.user)
     is_approval = wait.kind == "approval"
     may = await page.call.may("decide" if is_approval else "send", resource)
-    lines = {name: _count_lines(format_value(value)) for name, value in (wait.arguments or {}).items()}
-    is_long = sum(lines.values()) > _LONG_LINES
     has_form = not is_approval and not wait.is_cut and wait.consent is None
     fields = build_answer_fields(wait.form) if has_form else []
     return Row(
@@ -118,18 +107,12 @@ async def _build_row(
         build_key(wait.run_id, wait.call_id, wait.hash),
         json.dumps([wait.run_id, wait.call_id, wait.hash]),
         may,
-        is_long=is_long,
-        folded=[name for name, count in lines.items() if is_long and count > _LONG_VALUE_LINES],
         is_selectable=may and is_approval and not wait.is_cut and not wait.separate and outcome is None,
         fields=fields if len(fields) <= 4 else (),
         others=others,
         defaults=[] if schema is None or wait.arguments is None else list_defaults(schema, wait.arguments),
         outcome=outcome,
     )
-
-
-def _count_lines(text: str) -> int:
-    return text.count("\n") + 1 + len(text) // 110
 
 
 def _read_query(page: Page) -> ApprovalsQuery:
@@ -186,14 +169,42 @@ async def count_pending(page: Page) -> int | None:
 
 async def show_inbox(page: Page) -> Response:
     """Show what waits, the longest waiting first, or what expires the soonest."""
+    return await _render_inbox(page, [])
+
+
+async def _render_inbox(page: Page, results: Sequence[Outcome]) -> Response:
     (rows, cursor), count = await asyncio.gather(_list_rows(page), count_pending(page))
-    return page.render("inbox.html", rows=rows, cursor=cursor, count=count, **_describe_filters(page), results=[])
-
-
-def _describe_filters(page: Page) -> dict[str, Any]:
     given = page.request.query_params
     filters = {name: given[name] for name in FILTERS if given.get(name)}
-    return {"filters": filters, "is_first": "cursor" not in given}
+    query = _read_query(page)
+    groups: dict[str, int] = {}
+    if (
+        query.group is not None
+        and count is not None
+        and not filters.keys() & {"tool", "tenant", "user", "text", "order"}
+    ):
+        store = await page.call.client.store()
+        groups = await store.count_wait_groups(query.group, agent=query.agent, kind=query.kind)
+
+    amounts = [row.wait.amount for row in rows if row.wait.amount is not None]
+
+    def drop_filter(dropped: str) -> dict[str, str]:
+        return {name: value for name, value in filters.items() if name != dropped}
+
+    return page.render(
+        "inbox.html",
+        rows=rows,
+        cursor=cursor,
+        count=count,
+        filters=filters,
+        is_filtered=bool(filters.keys() - {"group"}),
+        is_first="cursor" not in given,
+        has_amounts=bool(amounts),
+        has_cents=any(amount != round(amount) for amount in amounts),
+        groups=groups,
+        drop_filter=drop_filter,
+        results=results,
+    )
 
 
 async def list_changes(page: Page) -> Response:
@@ -322,9 +333,7 @@ async def _answer_row(page: Page, item: tuple[str, str, str], error: str | None)
 async def _show_outcomes(page: Page, outcomes: Sequence[Outcome]) -> Response:
     if page.wants_fragment:
         return page.render("outcomes.html", outcomes=outcomes)
-    (rows, cursor), count = await asyncio.gather(_list_rows(page), count_pending(page))
-    filters = _describe_filters(page)
-    return page.render("inbox.html", rows=rows, cursor=cursor, count=count, **filters, results=outcomes)
+    return await _render_inbox(page, outcomes)
 
 
 async def show_outcome(page: Page) -> Response:

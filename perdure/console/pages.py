@@ -28,6 +28,7 @@ from starlette.routing import Route
 
 from ..client.audit import audit_caller
 from ..errors import PerdureError, RunNotFoundError
+from ..types.summaries import is_own_summary
 from ..web.auth import Caller, Resource, Verb
 from ..web.operations import Call, Web
 from ..web.origins import get_client_address
@@ -111,7 +112,8 @@ def build_templates() -> Environment:
         "pretty": texts.format_json,
         "value": texts.format_value,
         "summary": texts.summarize_arguments,
-        "call_name": texts.render_call,
+        "summary_line": texts.render_summary_line,
+        "amount": texts.format_amount,
         "time": texts.render_time,
         "utc": texts.render_utc,
         "markdown": texts.render_markdown,
@@ -121,6 +123,7 @@ def build_templates() -> Environment:
         "digest": lambda text: hashlib.sha256(text.encode(errors="replace")).hexdigest()[:10],
         "took": lambda run: texts.format_duration(texts.measure(run.started, run.closed)),
     }
+    environment.tests["own_summary"] = is_own_summary
     return environment
 
 

@@ -29,7 +29,7 @@ from markdown_it.rules_inline import StateInline
 from markdown_it.token import Token
 from markupsafe import Markup, escape
 
-from ..types.summaries import END_ISOLATE, ISOLATE, summarize_call
+from ..types.summaries import END_ISOLATE, ISOLATE
 from ..types.visible_text import HIDING_CHARS, show_controls
 
 MARKDOWN_CHARS = 24_000
@@ -310,9 +310,11 @@ def render_summary_line(summary: str) -> Markup:
     return Markup("<bdi>{}</bdi>").format(Markup().join(shown))
 
 
-def render_call(tool: str, arguments: Mapping[str, Any] | None) -> Markup:
-    """Name a call whose summary is not known: ``refund: order id 556, amount 300.00``."""
-    return render_summary_line(summarize_call(tool, arguments))
+def format_amount(number: float, has_cents: bool = True) -> str:
+    """Return a number of a column, all with two decimals if one has some: ``1,204.50``, or ``7``."""
+    if abs(number) >= 1e12 or 0 < abs(number) < 0.005:
+        return f"{number:.4g}"
+    return f"{number:,.2f}" if has_cents else f"{number:,.0f}"
 
 
 def summarize_arguments(arguments: Mapping[str, Any] | None) -> str:

@@ -124,6 +124,8 @@ class CallBlock(Block):
     name: str = ""
     arguments: Mapping[str, Any] | None = None
     state: Literal["proposed", "approval", "question", "callback", "running", "done", "error"] = "proposed"
+    summary: str = ""
+    """The call in one line, if it has waited for a person."""
     hash: str = ""
     question: str = ""
     form: Mapping[str, Any] | None = None
@@ -290,6 +292,7 @@ class Transcript:
                 block.answered_by = event.answered_by
             case ApprovalRequested():
                 block.state, block.asked, block.hash = "approval", event.at, event.hash
+                block.summary = event.summary
                 block.arguments = event.arguments or block.arguments
             case ApprovalDecided():
                 block.decision = Decision(
@@ -300,6 +303,7 @@ class Transcript:
                 block.ended = event.at if event.decision != "approved" else block.ended
             case QuestionAsked():
                 block.state, block.asked, block.hash = event.kind, event.at, event.hash
+                block.summary = block.summary or (event.summary if event.kind == "callback" else "")
                 block.question, block.form = event.question, event.form
                 block.needs_sign_in = event.consent is not None
                 block.arguments = block.arguments or event.arguments

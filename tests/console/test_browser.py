@@ -16,6 +16,7 @@ import pytest
 
 from perdure import Agent, Approval, Client, File, Limits, ToolContext, tool
 from perdure.client.run import Run
+from perdure.console import inbox
 from perdure.testing import ScriptedProvider, call
 from perdure.worker.engine import record_agents
 from tests.console.test_access import wait_for_waits
@@ -157,7 +158,10 @@ async def has_title(page: Any, title: str) -> bool:
     return bool(await page.title() == title)
 
 
-async def test_thirty_approvals_by_keyboard_while_another_decides(engine: Engine) -> None:
+async def test_thirty_approvals_by_keyboard_while_another_decides(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inbox, "ROWS", 25)
     paid: list[int] = []
 
     @tool(needs_approval=True)
@@ -180,7 +184,7 @@ async def test_thirty_approvals_by_keyboard_while_another_decides(engine: Engine
         page = window.page
         assert await page.title() == "(30) Inbox · perdure"
         order = await page.eval_on_selector_all(
-            ".row .meta a:not([data-context])", "links => links.map(link => link.textContent)"
+            ".row .meta a[href*='/runs/']", "links => links.map(link => link.textContent)"
         )
         for taken in (order[5], order[12]):  # by another reviewer, before this one comes to them
             await client.run(taken).deny(by="bob", comment="mine")
@@ -244,6 +248,7 @@ async def test_arguments_are_changed_and_a_question_is_answered(engine: Engine) 
         await page.goto(f"{at.url}/console/runs/{quote(runs['support'].id, safe='')}")
         await page.get_by_text("Refunded $100.00 for order A-1007.").wait_for(state="attached")
         await page.goto(f"{at.url}/console/inbox?kind=question")
+        await page.get_by_text("Answer…", exact=True).click()
         await page.get_by_role("radio", name="M").check()
         await page.get_by_role("button", name="Answer", exact=True).click()
         await page.get_by_role("strong").get_by_text("Answered by you").wait_for()
@@ -263,7 +268,7 @@ async def test_no_stray_key_decides(engine: Engine) -> None:
         await page.keyboard.press("a")
         await page.keyboard.press("Enter")
         focused = "document.activeElement.closest('.row')?.querySelector('h2').textContent.trim()"
-        assert await page.evaluate(focused) == "delete_account"
+        assert await page.evaluate(focused) == "delete account: email m.weber@example.com"
         assert await page.locator(".row.decided").count() == 0
         assert [one.tool for one in (await runs["privacy"].status()).approvals] == ["delete_account"]
         await page.keyboard.press("Control+Enter")
