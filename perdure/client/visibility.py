@@ -188,6 +188,29 @@ class RunSummary:
     """Whose run it is, and ``user``; None also for a run that a plain client has started, and that has ended at once,
     unless the list is one of its tenant or user."""
     user: str | None = None
+    first_message: str | None = None
+    """The beginning of the message that the run began with; None until the store has it, and without a store."""
+    error_type: str | None = None
+    """The class of the error that the run, or its last turn, failed with, and ``error``, its text."""
+    error: str | None = None
+    execution: str | None = None
+    """Temporal's run id of its last execution; None if Temporal does not have it."""
+
+
+async def add_recorded_texts(client: ClientHandle, runs: Sequence[RunSummary]) -> list[RunSummary]:
+    """Return ``runs`` with the texts that the store has of them, by one statement; without a store unchanged."""
+    if client.store_url is None or not runs:
+        return list(runs)
+    rows = await (await client.store()).get_runs([run.id for run in runs])
+    return [run if (row := rows.get(run.id)) is None else copy_texts(run, row) for run in runs]
+
+
+def copy_texts(run: RunSummary, row: RunRow) -> RunSummary:
+    """Return ``run`` with the texts of its row. An error is of a run that has ended, or of its last turn: while a run
+    that failed is tried again, the row is from before."""
+    is_old = row.status == "failed" and run.status in ("running", *OPEN_STATUSES)
+    error_type, error = (None, None) if is_old else (row.error_type, row.error)
+    return replace(run, first_message=row.first_message, error_type=error_type, error=error)
 
 
 async def list_runs(
@@ -245,7 +268,7 @@ async def list_runs(
                     row.context_id, row.agent, row.status, started, tenant=row.tenant, user=row.user
                 )
     newest = sorted(summaries.values(), key=lambda run: run.started or datetime.min.replace(tzinfo=UTC), reverse=True)
-    return newest[:limit]
+    return await add_recorded_texts(client, newest[:limit])
 
 
 async def find_other_namespaces(temporal: TemporalClient, rows: Sequence[RunRow]) -> dict[str, str]:
@@ -470,7 +493,8 @@ async def build_run_summary(client: ClientHandle, execution: WorkflowExecution) 
         status = indexed_status
     name = await find_agent_name(client, execution)
     labels = await read_labels(execution)
-    return RunSummary(execution.id, name, status, execution.start_time, execution.close_time, **labels)
+    run = RunSummary(execution.id, name, status, execution.start_time, execution.close_time, **labels)
+    return replace(run, execution=execution.run_id)
 
 
 async def read_labels(execution: WorkflowExecution) -> dict[str, str]:
