@@ -178,6 +178,13 @@ async def preview_bulk_action(call: Call) -> BulkPreviewAnswer:
 
 async def create_bulk_action(call: Call) -> BulkActionAnswer:
     """Resume or cancel all sessions that match, in the background; of more than 10,000 the newest."""
+    answer = await start_bulk_action(call)
+    call.headers["Location"] = call.link("get_bulk_action", bulk=answer.id)
+    return answer
+
+
+async def start_bulk_action(call: Call) -> BulkActionAnswer:
+    """Start the bulk action of the body."""
     body = cast(NewBulkAction, call.body)
     check_filter(body.filter)
     action = await call.client.bulk_actions.start(
@@ -190,7 +197,6 @@ async def create_bulk_action(call: Call) -> BulkActionAnswer:
         by=call.by,
         **build_access(call),
     )
-    call.headers["Location"] = call.link("get_bulk_action", bulk=action.id)
     return show_action(call, action)
 
 
