@@ -139,9 +139,9 @@ def is_uvloop_wanted(*, is_installed: bool) -> bool:
             hint="Leave it out: uvloop is used where it is installed.",
         )
     if value == "uvloop" and not is_installed:
-        raise RuntimeSetupError(
-            "PERDURE_EVENT_LOOP is uvloop, which is not installed", hint="pip install 'perdure[uvloop]'"
-        )
+        from ._installation import build_missing_extra_error
+
+        raise build_missing_extra_error("PERDURE_EVENT_LOOP=uvloop", "uvloop", module="uvloop")
     return is_installed and value != "asyncio"
 
 

@@ -70,7 +70,9 @@ def print_json(value: Any, *, lines: bool = False) -> None:
         _write_line(_JSON_CONTROL_CHARS.sub(lambda match: f"\\u{ord(match[0]):04x}", text), sys.stdout)
 
 
-def _encode_value(value: Any) -> str:
+def _encode_value(value: Any) -> Any:
+    if (dump := getattr(value, "model_dump", None)) is not None:
+        return dump(mode="json")
     return value.isoformat() if isinstance(value, datetime) else str(value)
 
 

@@ -295,7 +295,7 @@ def build_event_body(event: Event, task: WebhookTask, public_url: str | None) ->
     ``public_url`` is that of the application with the page for decisions, which the link of a waiting call leads to.
     """
     data: dict[str, Any] = {
-        "context_id": event.context_id,
+        "run_id": event.context_id,
         "root": task.stream,
         "task_id": event.task_id,
         "agent": task.agent,

@@ -73,6 +73,8 @@ class Recording:
     """Events of this attempt that are not recorded yet; the next write of events includes them."""
     paid: list[PaidRequest] = field(default_factory=list)
     """Requests of the call that a model has answered, also those whose reply an earlier attempt has kept."""
+    model: str = ""
+    """The model that was called last, ``"<provider>:<model>"``."""
     left_out: list[str] = field(default_factory=list)
     """Names of tools that are not offered: client tools whose names the agent's tools have, tools that a toolset has
     wrong, and tools that the model's API would refuse."""

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from ..loop.finish import REMINDER_ID
 from ..loop.lifecycle import PAUSING_ERRORS
+from ..ports.failures import HELD_UP_ATTEMPTS
 from ..ports.store import NewEvent, move_file_to_blob
 from ..ports.times import timestamp
 from ..types.approvals import ApprovalOutcome, hash_arguments
@@ -44,6 +45,7 @@ from ..types.limits import LimitUse
 from ..types.messages import INLINE_BYTES, FilePart, TextPart
 from ..types.plain_json import measure_json
 from ..types.run_ids import format_child_run_id
+from ..types.summaries import summarize_call, summarize_question
 from ..types.tool_calls import (
     ActivityCall,
     AfterExternalCall,
@@ -60,7 +62,7 @@ from ..types.tool_calls import (
 from ..types.wire import CloseInput, CompactOutput, ModelInput, ModelOutput, NewMessage, NewResult, ToolOutput
 from .call import CloseCall, CompactCall, ModelCall, ModelReply, RemindCall, StepCall, ToolCall
 from .incoming import render_as_xml
-from .retries import RetryDecision
+from .retries import RetryDecision, find_next_delay
 from .run_rows import build_response
 
 # ---
@@ -76,6 +78,8 @@ def build_approvals_requested(output: ModelOutput, fields: dict[str, Any]) -> It
                 call_id=call.id,
                 name=call.name,
                 arguments=call.arguments,
+                summary=call.summary,
+                amount=call.amount,
                 hash=call.approval.hash,
                 expires_in=call.approval.expires,
                 on_expiry=call.approval.on_expiry,
@@ -245,7 +249,8 @@ def build_external_call_events(
         yield NewEvent(started, key=f"tool/{owner}/{call.id}")
         if isinstance(disposition := call.disposition, CallbackCall):
             shown = hash_arguments(call.id, call.name, call.arguments)
-            asked = _build_question_asked(fields, call.id, call.name, disposition, shown, arguments=call.arguments)
+            details: dict[str, Any] = {"arguments": call.arguments, "summary": call.summary, "amount": call.amount}
+            asked = _build_question_asked(fields, call.id, call.name, disposition, shown, **details)
             yield NewEvent(asked)
 
 
@@ -277,11 +282,15 @@ def _build_question_asked(
     hash: str,
     *,
     arguments: dict[str, Any] | None = None,
+    summary: str = "",
+    amount: float | None = None,
 ) -> QuestionAsked:
     """Build the event; ``hash`` is that of ``CallWait``, which the answer names."""
-    details: dict[str, Any] = {"kind": "callback", "arguments": arguments}
+    summary = summary or summarize_call(name, arguments)
+    details: dict[str, Any] = {"kind": "callback", "arguments": arguments, "summary": summary, "amount": amount}
     if isinstance(terms, Question):
-        details = {"question": terms.text, "consent": terms.consent}
+        summary = summarize_question(name, terms.text)
+        details = {"question": terms.text, "consent": terms.consent, "summary": summary}
     fields = {**fields, "form": terms.form, "expires_in": terms.expires, "hash": hash}
     return QuestionAsked(**fields, call_id=call_id, name=name, **details)
 
@@ -529,25 +538,55 @@ def _build_limit_reached(call: ModelCall | CloseCall, use: LimitUse) -> NewEvent
     return NewEvent(event, key=f"limit/{call.input.task_id}/{use.name}/{use.scope}/{use.allowed}")
 
 
-def build_failure_events(call: StepCall | ToolCall, decision: RetryDecision) -> list[NewEvent]:
-    """Build the events of a failed attempt: the error, the retraction of what was streamed, and the run's pause if it
-    has to wait for an operator."""
+def build_failure_events(
+    call: StepCall | ToolCall, decision: RetryDecision, source: str = "", status: int | None = None
+) -> list[NewEvent]:
+    """Build the events of a failed attempt: the error, that it holds the run up if it does (the store knows how many
+    have failed), the retraction of what was streamed, and the run's pause if it has to wait for an operator.
+
+    ``source`` and ``status`` are as in :class:`~perdure.types.events.ErrorEvent`.
+    """
     fields, final = build_event_fields(call), not decision.retry
     error = ErrorEvent(
         **fields,
         activity=call.input.activity,
         error_type=decision.error_type,
         error=decision.message,
+        source=source,
+        status=status,
         final=final and not decision.ways,  # the same call is made again with a shorter conversation
-        retry_in=None if final else decision.delay,
+        retry_in=find_next_delay(decision),
         call_id=call.input.call_id if isinstance(call, ToolCall) else None,
     )
-    events = [NewEvent(error)] if decision.is_failure else []
+    name = _get_failing_call(call)
+    events = [NewEvent(error, key=f"error/{call.owner}/{name}")] if decision.is_failure else []
     if isinstance(call, RemindCall):
         return events  # the run waits on
+    if decision.is_failure and decision.retry:
+        failure: dict[str, Any] = {"error_type": decision.error_type, "error": decision.message}
+        reason = f"{HELD_UP_ATTEMPTS} attempts of {source or name} have failed in a row"
+        held_up = RunEvent(
+            **fields, **failure, state="held_up", agent=call.input.agent, reason=reason, failing_call=name
+        )
+        events.append(NewEvent(held_up, key=f"held_up/{call.owner}/{name}"))
     if isinstance(call, ModelCall):
         events.append(build_model_retracted(call, decision.error_type))
     if final and decision.error_type in PAUSING_ERRORS:
         reason = f"{decision.error_type}: {decision.message}"
         events.append(NewEvent(RunEvent(**fields, state="paused", agent=call.input.agent, reason=reason)))
     return events
+
+
+def build_recovery_events(call: StepCall | ToolCall) -> list[NewEvent]:
+    """Build the event that a call with an outcome holds its run up no longer, which the store drops unless it did; none
+    for a first attempt."""
+    if call.attempt == 1:
+        return []
+    name = _get_failing_call(call)
+    event = RunEvent(**build_event_fields(call), state="recovered", agent=call.input.agent, failing_call=name)
+    return [NewEvent(event, key=f"recovered/{call.owner}/{name}")]
+
+
+def _get_failing_call(call: StepCall | ToolCall) -> str:
+    """Return the name by which failed attempts of the call are counted together."""
+    return call.input.call_id if isinstance(call, ToolCall) else call.input.activity

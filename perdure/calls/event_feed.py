@@ -42,7 +42,8 @@ def build_event_batch(
     task = call.input
     lineage = task.lineage if task.is_child else None
     scheduled = "" if token or not call.asked_at else build_batch_token(call.asked_at)
-    return EventBatch(task.context_id, events, token, advances, lineage, task.agent, scheduled)
+    labels = {"tenant": task.tenant, "user": task.user}
+    return EventBatch(task.context_id, events, token, advances, lineage, task.agent, scheduled, **labels)
 
 
 # ---
@@ -245,6 +246,7 @@ class ModelEventFeed:
 
     def start_model(self, model: str) -> None:
         """Record that ``model`` is called now."""
+        self._call.recording.model = model
         self._queue.append(build_model_started(self._call, model, self._models_started))
         self._models_started += 1
 
@@ -305,8 +307,9 @@ class ModelEventFeed:
         self._tool_calls.clear()
         fields = build_event_fields(self._call)
         failed = ErrorEvent(
-            **fields, activity=self._call.input.activity, error_type=event.error_type, error=event.error
-        )
+            **fields, activity=self._call.input.activity, error_type=event.error_type, error=event.error,
+            source=self._call.recording.model, status=event.status, fallback=event.model,
+        )  # fmt: skip
         self._queue.append(NewEvent(failed, key=f"failed/{self._call.owner}/{self._models_started}"))
         # Dropped by the store where nothing was streamed.
         retracted = build_model_retracted(self._call, event.error_type)

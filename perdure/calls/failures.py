@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
-from ..errors import RunIdError, StoreError, TranscriptCorruptedError
+from ..errors import ProviderError, RunIdError, StoreError, TranscriptCorruptedError
 from ..ports.store import EventLog, build_batch_token
 from ..types.wire import ToolOutput
 from .call import CallT, NextTool, OutputT, RemindCall, StepCall, ToolCall
@@ -42,8 +42,21 @@ class FailuresStage:
             return  # the events are another run's
         events = [
             *call.recording.pending_events,
-            *build_failure_events(call, decide_attempt(error)),
+            *build_failure_events(call, decide_attempt(error), _find_source(call, error), _read_status(error)),
         ]
         # A reminder runs beside tools, and these are not late because of it.
         advances = not isinstance(call, ToolCall | RemindCall)
         await write_last_batch(self._store, build_event_batch(call, events, token, advances=advances))
+
+
+def _find_source(call: StepCall | ToolCall, error: Exception) -> str:
+    """Return what failed (``ErrorEvent.source``): a tool, or the model that was called last."""
+    if isinstance(call, ToolCall):
+        return call.input.name
+    return call.recording.model if isinstance(error, ProviderError) else ""
+
+
+def _read_status(error: Exception) -> int | None:
+    """Return the HTTP status; None for anything else that an author's provider gave."""
+    status = error.status if isinstance(error, ProviderError) else None
+    return status if isinstance(status, int) and 100 <= status <= 999 else None

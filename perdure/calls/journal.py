@@ -18,12 +18,12 @@ from functools import partial
 from typing import cast
 
 from ..errors import MemoryChangedError, StoreError
-from ..ports.store import Blob, Claim, Commit, Journal, Outcome, move_text_to_blob
+from ..ports.store import Blob, Claim, Commit, EventBatch, Journal, Outcome, move_text_to_blob
 from ..ports.test_seams import reach_point
 from ..types.outcome_unknown import format_lost_worker, format_lost_workers
 from ..types.wire import RequestFacts, ToolOutput
-from .call import CallT, NextTool, OutputT, Reply, ToolCall
-from .event_builders import build_tool_end_events, build_tool_start_events
+from .call import CallT, NextTool, OutputT, Reply, StepCall, ToolCall
+from .event_builders import build_recovery_events, build_tool_end_events, build_tool_start_events
 from .event_feed import build_event_batch
 from .journal_keys import build_given_up_error, find_step_outcome, get_outcome_kind, parse_outcome, read_given_up
 from .retries import retry_store
@@ -59,9 +59,10 @@ class JournalStage:
         read(body)  # an outcome that could not be read back is not recorded
         outcome = Outcome(key, get_outcome_kind(call.input), body)
         call.nothing_recorded = False
-        first = await self._commit_despite_cancel(
-            replace(reply.commit, outcome=outcome, memory=tuple(call.recording.memory_writes))
-        )
+        commit = replace(reply.commit, outcome=outcome, memory=tuple(call.recording.memory_writes))
+        if call.attempt > 1:
+            commit = replace(commit, events=_add_recovery(call, commit.events))
+        first = await self._commit_despite_cancel(commit)
         if is_paid:
             reach_point("model.recorded")
         if (given_up := read_given_up(first)) is not None:
@@ -116,7 +117,8 @@ class JournalStage:
         )
         outcome = Outcome(call.key, "tool", body)
         call.nothing_recorded = False
-        events = build_event_batch(call, [*call.recording.pending_events, *build_tool_end_events(call, output)])
+        ended = [*build_recovery_events(call), *build_tool_end_events(call, output)]
+        events = build_event_batch(call, [*call.recording.pending_events, *ended])
         first = await self._commit_despite_cancel(
             Commit(blobs=[*blobs, *call.recording.blobs], outcome=outcome, memory=memory, events=events)
         )
@@ -177,6 +179,12 @@ class JournalStage:
         first = await retry_store(lambda: self._journal.commit(commit), self._report_waiting)
         assert first is not None, "a commit with an outcome returns the recorded one"
         return first
+
+
+def _add_recovery(call: StepCall, batch: EventBatch | None) -> EventBatch:
+    """Return the batch with the event that the call, whose attempts have failed, holds its run up no longer."""
+    batch = build_event_batch(call, ()) if batch is None else batch
+    return replace(batch, events=[*build_recovery_events(call), *batch.events])
 
 
 def _is_later_attempt(other: str | None, owner: str) -> bool:

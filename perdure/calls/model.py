@@ -95,6 +95,7 @@ class ModelActivity:
         texts = not call.is_summary  # its prompt is not in the conversation
         withholder = ContentWithholder(request.messages, known, resend=call.resend, texts=texts)
         refused: ProviderError | None = None
+        call.recording.model = agent.model
         provider = self._provider(agent)
         _add_left_out(provider, call, request)
         call.feed.report_model(agent.model)
@@ -113,7 +114,7 @@ class ModelActivity:
                     "%s refused a request of run %s: %s", agent.model, call.input.context_id, clean_text(error.message)
                 )
                 logger.warning("run %s calls it again without: %s", call.input.context_id, left_out)
-                call.feed.emit(Restarted(agent.model, type(error).__name__, error.message))
+                call.feed.emit(Restarted(agent.model, type(error).__name__, error.message, error.status))
 
     async def _read_stream(self, provider: Provider, call: RequestCall, request: ModelRequest) -> Completed:
         """Read the stream to its end. Raises ``TruncatedStreamError`` for a stream without ``Completed``."""

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeVar
 
+from temporalio import activity
 from temporalio.common import RetryPolicy
 
 from ..errors import (
@@ -135,6 +136,19 @@ def compute_backoff(failures: int, policy: RetryPolicy) -> float:
     first, most = policy.initial_interval.total_seconds(), policy.maximum_interval
     longest = 100 * first if most is None else most.total_seconds()
     return float(min(first * policy.backoff_coefficient ** min(failures - 1, 50), longest))
+
+
+def find_next_delay(decision: RetryDecision) -> float | None:
+    """Return the seconds until the next attempt of the current activity, None if none follows. Outside an activity it
+    follows at once."""
+    if not decision.retry:
+        return None
+    if decision.delay is not None:
+        return decision.delay
+    info = activity.info() if activity.in_activity() else None
+    if info is None or info.retry_policy is None:
+        return 0.0
+    return compute_backoff(min(decision.failures or info.attempt, info.attempt), info.retry_policy)
 
 
 def _truncate_failure_text(text: str) -> str:

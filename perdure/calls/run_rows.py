@@ -37,7 +37,7 @@ def build_run_row(
     are the new ones, of which the first message of the run may be one."""
     task, status = call.input, "running"
     if answer is not None:
-        status = "waiting" if isinstance(task, ModelInput) and task.mode == "session" else "completed"
+        status = "idle" if isinstance(task, ModelInput) and task.mode == "session" else "completed"
     return _build_run_row(task, head, status, _encode_answer(answer), call.asked_at, messages)
 
 
@@ -45,10 +45,10 @@ def build_closed_run_row(call: CloseCall, head: str | None, messages: Sequence[M
     """Build the row of the run as it ends, or as its turn does. ``messages`` are as of :func:`build_run_row`."""
     task, status = call.input, "running"
     if (closing := task.closing) is not None:
-        status = closing.status
+        status = "idle" if closing.status == "waiting" else closing.status
         if closing.stays_paused is not None:
             status = "paused"
-        elif closing.pause is not None and status == "waiting" and closing.turn is None and task.task_id:
+        elif closing.pause is not None and status == "idle" and closing.turn is None and task.task_id:
             status = "running"  # resumed in the middle of a turn
     row = _build_run_row(task, head, status, _encode_ending(task, head), call.asked_at, messages)
     if closing is None or not closing.error_type:

@@ -26,6 +26,7 @@ from .output import INTERRUPTED, print_error, print_unexpected_error
 
 _COMMANDS = {
     "demo": "demo.demo",
+    "new": "new.new",
     "run": "run.run",
     "chat": "chat.chat",
     "dev": "dev.dev",

@@ -11,8 +11,8 @@ import typer
 
 from .._terminal import escape_line, print_line
 from ..errors import InvalidInputError
+from ..types.run_states import StateFilter
 from .connection import ActorStoreOptions, StoreOptions, call_client
-from .list_runs import RunStatus
 from .options import Commands
 from .output import OutputOptions, Row
 
@@ -31,7 +31,7 @@ class BulkOptions:
 
     everything: Annotated[bool, typer.Option("--all", help="All runs that the options below name, not one.")] = False
     agent: Annotated[str | None, typer.Option(help="With --all: runs of this agent.")] = None
-    status: Annotated[RunStatus | None, typer.Option(help="With --all: runs of this status.")] = None
+    status: Annotated[StateFilter | None, typer.Option(help="With --all: runs of this status.")] = None
     error: Annotated[
         str | None, typer.Option(help="With --all: runs that failed with this class of error: AuthenticationError.")
     ] = None

@@ -3,28 +3,29 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from .._terminal import truncate_text
 from ..errors import InvalidInputError
+from ..types.run_states import StateFilter
 from .connection import StoreOptions, call_client
-from .output import OutputOptions, Row, format_duration
+from .output import OutputOptions, Row, format_duration, format_held_up
 
 if TYPE_CHECKING:
     from ..client.client import Client
-    from ..client.visibility import RunSummary
-
-RunStatus = Literal["running", "waiting", "paused", "completed", "failed", "cancelled", "terminated", "timed out"]
-
+    from ..client.run_states import RunSummary
 
 _FIRST_CHARS, _ERROR_CHARS = 50, 60
 
 
 def list_runs(
     agent: Annotated[str | None, typer.Option(help="Only runs of this agent.")] = None,
-    status: Annotated[RunStatus | None, typer.Option(help="Only runs of this status.")] = None,
+    status: Annotated[
+        StateFilter | None,
+        typer.Option(help="Only runs of this status; open: any that has not ended."),
+    ] = None,
     tenant: Annotated[str | None, typer.Option(help="Only runs of this tenant.")] = None,
     user: Annotated[str | None, typer.Option(help="Only runs of this user.")] = None,
     error: Annotated[
@@ -75,7 +76,8 @@ async def _find_runs(client: Client, limit: int, **filters: Any) -> list[RunSumm
 def _format_row(run: RunSummary) -> Row:
     started = f"{format_duration((datetime.now(UTC) - run.started).total_seconds())} ago" if run.started else ""
     took = format_duration((run.closed - run.started).total_seconds()) if run.started and run.closed else ""
-    return run.id, run.agent, run.status, started, took, _describe_texts(run)
+    cause = format_held_up(run.held_up[0], run.id) if run.held_up else _describe_texts(run)
+    return run.id, run.agent, run.status.replace("_", " "), started, took, cause
 
 
 def _describe_texts(run: RunSummary) -> str:

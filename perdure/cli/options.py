@@ -20,7 +20,7 @@ from ..errors import InvalidInputError
 from .connection import StoreOptions, open_client
 
 if TYPE_CHECKING:
-    from ..client.visibility import RunSummary
+    from ..client.run_states import RunSummary
     from ..types.messages import Content, File
 
 

@@ -9,7 +9,8 @@ import sys
 import textwrap
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -19,16 +20,19 @@ from .._terminal import escape_line, print_json, print_line, print_text, style_t
 from ..errors import (
     DefinitionError,
     InvalidInputError,
+    MissingExtraError,
     PerdureError,
     RunNotFoundError,
     RuntimeSetupError,
     ScheduleNotFoundError,
     StoreError,
     WebhookNotFoundError,
+    end_sentence,
 )
+from ..types.summaries import drop_isolates, is_own_summary
 
 if TYPE_CHECKING:
-    from ..types.interface import Response
+    from ..types.interface import HeldUp, Response
     from ..types.limits import LimitUse
     from ..types.messages import FilePart, Message, ToolResultPart
 
@@ -80,9 +84,15 @@ class OutputOptions:
             rows = [headings, *(tuple(map(escape_line, format_row(item))) for item in items)]
             widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
             lines = ("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
-            self.print_result([asdict(item) for item in items], lines)
+            self.print_result([_convert_to_plain(item) for item in items], lines)
         else:
             print_line(empty, error=True)
+
+
+def _convert_to_plain(item: Any) -> dict[str, Any]:
+    """The fields of a dataclass, without those that are not in its ``repr``: they are for perdure alone."""
+    shown = {field.name for field in fields(item) if field.repr}
+    return {name: value for name, value in asdict(item).items() if name in shown}
 
 
 def get_answer_text(response: Response) -> str:
@@ -103,6 +113,26 @@ def format_duration(seconds: float) -> str:
         if seconds >= size * (2 if unit == "d" else 1):
             return f"{seconds / size:.0f} {unit}"
     return f"{max(seconds, 0):.0f} s"
+
+
+def format_held_up(held_up: HeldUp, run_id: str) -> str:
+    """What holds the run ``run_id`` up: ``71 attempts of openai:gpt-5 in 33 min, last: ProviderServerError 500; next in
+    12 s``, and whose call it is if it is a subagent's."""
+    now = datetime.now(UTC)
+    source = held_up.source or {"perdure.model": "a model call", "perdure.compact": "a summary"}.get(held_up.call, "")
+    source = source or held_up.call
+    where = "" if held_up.context_id == run_id else f" in subagent {held_up.context_id}"
+    since = "" if held_up.since is None else f" in {_format_age(held_up.since, now)}"
+    last = f"{held_up.error_type} {held_up.status}" if held_up.status is not None else held_up.error_type
+    text = f"{held_up.attempts:,} attempts of {source}{where}{since}, last: {last}"
+    if held_up.next_at is None:
+        return text
+    seconds = (datetime.fromisoformat(held_up.next_at) - now).total_seconds()
+    return f"{text}; next in {format_duration(seconds)}" if seconds > 0 else f"{text}; next is due"
+
+
+def _format_age(at: str, now: datetime) -> str:
+    return format_duration((now - datetime.fromisoformat(at)).total_seconds())
 
 
 def format_cost(cost_usd: float) -> str:
@@ -228,6 +258,11 @@ def format_call(name: str, arguments: Mapping[str, Any] | str | None, *, full: b
     return f"{escape_line(name)}({escape_line('…' if arguments is None else arguments)})"
 
 
+def find_own_summary(summary: str, tool: str) -> str:
+    """The summary of a waiting call, for the terminal; "" if it says no more than the call itself does."""
+    return escape_line(drop_isolates(summary)) if is_own_summary(summary, tool) else ""
+
+
 def _format_block(label: str, lines: Sequence[str], style: str, *, indent: int = _MARGIN) -> Iterator[str]:
     for number, line in enumerate(lines):
         start = " " * indent if number else style_text(label.ljust(indent), style)
@@ -267,7 +302,8 @@ def _split_long_line(line: str) -> Iterator[str]:
 # ---
 # How a command fails: one message on stderr, and an exit code that a script can use.
 #
-# 0 done · 1 the run or command failed · 2 usage · 3 not found · 4 no server or worker · 130 interrupted
+# 0 done · 1 the run or command failed · 2 usage · 3 not found · 4 no server or worker · 5 an extra is not installed
+# · 130 interrupted
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as shells give it: 128 and the number of SIGINT."""
@@ -276,6 +312,7 @@ _EXIT_CODES = (
     ((StoreError,), 1),
     ((InvalidInputError, DefinitionError), 2),
     ((RunNotFoundError, ScheduleNotFoundError, WebhookNotFoundError), 3),
+    ((MissingExtraError,), 5),
     ((RuntimeSetupError,), 4),
 )
 
@@ -289,7 +326,7 @@ def print_error(error: PerdureError) -> int:
     """Print ``error`` and its hint on stderr, and return its exit code."""
     for label, text, style in (("error", error.message, "red"), ("hint", error.hint, "dim")):
         if text is not None:
-            text = translate_hint(text)  # a run's refusal of an update has its hint in the message
+            text = end_sentence(translate_hint(text))  # a run's refusal of an update has its hint in the message
             # Further lines are indented: a text from outside in the message cannot pass for a line of perdure's.
             lines = f"{label}: {text}".replace("\n", "\n  ")
             print_text(style_text(lines, style, stream=sys.stderr), error=True)

@@ -128,7 +128,7 @@ async def _is_unserved(run: Run) -> bool:
         status = await run.status()
     except RunNotFoundError:  # the server has not got it yet
         return False
-    return status.state == "running" and status.doing == "nothing"
+    return status.state in ("running", "held_up") and status.doing == "nothing"
 
 
 async def wait_while_served(run: Run, ending: Coroutine[Any, Any, T]) -> T:

@@ -16,7 +16,15 @@ from ..errors import LIST_HINT, PerdureError, RunNotFoundError, StoreError
 from .connection import StoreOptions, call_run, find_ui_url
 from .events import format_unanswered
 from .options import RunArgument
-from .output import OutputOptions, format_conversation, format_cost, format_duration, format_limit_use, translate_hint
+from .output import (
+    OutputOptions,
+    format_conversation,
+    format_cost,
+    format_duration,
+    format_held_up,
+    format_limit_use,
+    translate_hint,
+)
 
 if TYPE_CHECKING:
     from ..artifacts import Artifact
@@ -25,6 +33,11 @@ if TYPE_CHECKING:
     from ..types.interface import Status
     from ..types.limits import LimitUse
     from ..types.messages import Message, Usage
+
+
+_ENDED = ("completed", "failed", "cancelled", "terminated", "timed_out")
+_COLOURS = {"completed": "green", "paused": "yellow", "held_up": "yellow"} | dict.fromkeys(_ENDED[1:], "red")
+_SHOWN_CAUSES = 3
 
 
 @dataclass
@@ -116,7 +129,7 @@ async def read_run_details(run: Run, *, full: bool = False, tree: bool = True) -
         details.note = f"the transcript cannot be read: {error.message}"
         if error.hint:
             details.note += f". {translate_hint(error.hint)}"
-    if status.state == "failed":
+    if status.state in ("failed", "terminated", "timed_out"):
         try:
             await run.result()
         except PerdureError as error:
@@ -136,7 +149,7 @@ def serialize_run_details(details: RunDetails) -> dict[str, Any]:
         "tree": None if details.tree is None else details.tree.serialize(),
         "limits": [use.model_dump(mode="json") for use in count_running_subagents(details)],
         "decided": [decision.model_dump(mode="json") for decision in details.decided],
-        "model_calls": len(details.replies),
+        "iterations": len(details.replies),
         "usage": details.usage.model_dump(mode="json"),
         "cost_usd": details.cost,
         "error": None if error is None else {"type": type(error).__name__, "message": error.message},
@@ -148,8 +161,7 @@ def serialize_run_details(details: RunDetails) -> dict[str, Any]:
 def format_run_details(details: RunDetails, *, full: bool = False) -> list[str]:
     """The text of ``perdure show``, as lines."""
     status = details.status
-    colour = {"completed": "green", "failed": "red", "cancelled": "red", "paused": "yellow"}.get(status.state, "cyan")
-    state = style_text(status.state, colour)
+    state = style_text(status.state.replace("_", " "), _COLOURS.get(status.state, "cyan"))
     lines = [f"{style_text(status.context_id, 'bold')}  {state}  agent {status.agent}"]
     facts = [_format_totals(details), _format_tree_totals(details)]
     if status.limits[:-1]:  # more than the turn's iterations
@@ -186,14 +198,14 @@ def _format_closing_lines(details: RunDetails) -> Iterator[str]:
         first, *more = error.splitlines()
         yield from (style_text(line, "red") for line in (first, *(f"  {line}" for line in more)))
     elif activity := format_activity(status):
-        yield style_text(activity, "yellow" if status.reason else "cyan")
+        yield style_text(activity, "yellow" if status.reason or status.held_up else "cyan")
 
 
 def format_past_decision(decision: DecidedApproval) -> str:
     """A decision or an answer in a line: who, when, and its comment."""
     comment = f": {decision.comment}" if decision.comment else ""
     text = f"{decision}{format_decision_scope(decision)}{comment}"
-    return escape_line(f"{decision.name} ({decision.call_id}): {text}")
+    return escape_line(f"{decision.tool} ({decision.call_id}): {text}")
 
 
 def format_decision_scope(decision: DecidedApproval) -> str:
@@ -205,7 +217,7 @@ def format_decision_scope(decision: DecidedApproval) -> str:
 def _format_totals(details: RunDetails) -> str:
     calls = len(details.replies) or details.status.iteration
     time = None if details.tree is None or details.children else details.tree.seconds
-    return _join_totals(calls, "model call", _format_usage(details.usage), details.cost, time)
+    return _join_totals(calls, "iteration", _format_usage(details.usage), details.cost, time)
 
 
 def _format_tree_totals(details: RunDetails) -> str:
@@ -232,14 +244,14 @@ def _format_pending_calls(status: Status) -> str:
     waits = []
     for decision, is_approval in (("approval", True), ("an answer", False)):
         pending = [call for call in status.approvals if (call.kind == "approval") == is_approval]
-        names = [f"{escape_line(call.name)} ({escape_line(call.call_id)})" for call in pending]
+        names = [f"{escape_line(call.tool)} ({escape_line(call.call_id)})" for call in pending]
         waits += [f"waits for {decision}: {', '.join(names)}"] if names else []
     return f"{'; '.join(waits)}; `perdure approvals` shows more"
 
 
 def format_activity(status: Status) -> str | None:
     """What an open run does or waits for, in a line; None for a closed run."""
-    if status.state in ("completed", "failed", "cancelled"):
+    if status.state in _ENDED:
         return None
     resume = f"perdure resume {status.context_id}"
     if status.state == "paused" and status.at_limit is not None:
@@ -249,9 +261,12 @@ def format_activity(status: Status) -> str | None:
         return f"{status.pause}; `{resume}` lets it go on"
     if status.state == "paused":
         return f"paused: {status.reason}; `{resume}` goes on when the cause is gone"
-    names = ", ".join(call.name for call in status.calls)
+    names = ", ".join(call.tool for call in status.calls)
+    if status.held_up:
+        causes = "; ".join(format_held_up(each, status.context_id) for each in status.held_up[:_SHOWN_CAUSES])
+        return f"held up: {causes}: {' '.join(status.held_up[0].error.split())}"
     if status.doing == "nothing":  # no worker answered the query
-        return status.reason or status.state
+        return status.reason or status.state.replace("_", " ")
     doing = {
         "model": "the model thinks",
         "compacting": "summing up what was said",
@@ -384,7 +399,7 @@ def _build_tree_totals(
     usage, cost = sum_use(status, children)
     seconds = None
     if times:
-        closed = status.state in ("completed", "failed", "cancelled")
+        closed = status.state in _ENDED
         end = datetime.fromisoformat(times[-1]) if closed else datetime.now(UTC)
         seconds = max((end - datetime.fromisoformat(times[0])).total_seconds(), 0.0)
     return totals, TreeTotals(1 + len(children), usage, cost, seconds)
@@ -478,7 +493,7 @@ def _format_subagent_run(run: SubagentRun) -> Iterator[str]:
     totals = _join_totals(status.iteration, "iteration", f"{count:,} tokens" if count else "", run.total_cost_usd)
     call = "" if run.call_id is None else f"call {escape_line(run.call_id)}"
     facts = " · ".join(filter(None, (f"agent {status.agent}{background}", totals, call)))
-    yield f"{indent}{status.context_id}  {status.state}  {facts}"
+    yield f"{indent}{status.context_id}  {status.state.replace('_', ' ')}  {facts}"
     if activity := _format_subagent_activity(status):
         yield f"{indent}  {activity}"
 

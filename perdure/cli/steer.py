@@ -254,6 +254,7 @@ def resume(
 
     async def act(run: Run) -> Outcome:
         from ..client.messages import wait_for_closed_status
+        from ..types.run_states import ENDED_STATES
 
         # A failure is recorded a moment before the run has closed.
         before = await wait_for_closed_status(run) or await run.status()
@@ -263,7 +264,7 @@ def resume(
         await run.resume(limits=limits, children=children, from_store=from_store)
         if from_store:
             then = "goes on from what the store has; send messages that came later again"
-        elif before.state in ("completed", "failed", "cancelled"):
+        elif before.state in ENDED_STATES:
             then = f"was {before.state}, and goes on from where it ended"
         elif limits:
             then = "may use more"

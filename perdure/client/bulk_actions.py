@@ -26,11 +26,12 @@ from ..ports.store import Store
 from ..temporal.errors import translate_service_error
 from ..types.interface import BULK_WORKFLOW_TYPE
 from ..types.messages import NAME_CHARS, RUN_ID_CHARS, clean_text
+from ..types.run_states import ENDED_STATES
 from .audit import audit_steering, find_actor
 from .handles import ClientHandle
 from .pages import MAX_PAGE, check_page_limit, decode_cursor, encode_cursor
 from .run_pages import RunFilters, Visible, list_run_page, list_runs_by_id
-from .visibility import RunSummary
+from .run_states import RunSummary
 
 MAX_BULK_RUNS = 10_000
 """Most runs of one bulk action; of more that match, the newest."""
@@ -47,8 +48,7 @@ _PREVIEW_SECONDS = 15.0
 """Longest time of a preview; then its counts are of the runs that were found so far."""
 _POLL_SECONDS = 0.5
 _BULK_ID_PREFIX = "perdure-bulk/"
-_RESUMABLE = ("failed", "cancelled", "terminated", "timed out", "paused")
-_ENDED = ("completed", "failed", "cancelled", "terminated", "timed out")
+_RESUMABLE = ("failed", "cancelled", "terminated", "timed_out", "paused")
 
 MayAct = Callable[[RunSummary], Awaitable[bool]]
 """Says whether who asks may act on a run."""
@@ -350,8 +350,12 @@ def find_obstacle(verb: BulkVerb, run: RunSummary) -> str | None:
     if verb == "resume":
         if run.status in _RESUMABLE:
             return None
-        return "it has completed" if run.status == "completed" else f"it is {run.status}"
-    return f"it has ended: {run.status}" if run.status in _ENDED else None
+        return "it has completed" if run.status == "completed" else f"it is {_show(run.status)}"
+    return f"it has ended: {_show(run.status)}" if run.status in ENDED_STATES else None
+
+
+def _show(state: str) -> str:
+    return state.replace("_", " ")
 
 
 def check_bulk(verb: object, filter: BulkFilter) -> None:

@@ -20,19 +20,23 @@ from typing_extensions import Unpack
 from .. import _config as config
 from .._encryption import AuthMapping, seal_auth
 from ..errors import InvalidInputError, RunNotFoundError, TranscriptUnavailableError
+from ..ports.waits import WaitGroup, WaitOrder
 from ..store import Chain, open_store
 from ..store.cache import ByteLRU
 from ..temporal.start import build_schedule_action, start_run_workflow
 from ..types.approvals import PendingKind
 from ..types.client_tools import ClientTool
-from ..types.interface import FIRST_MESSAGE_MEMO, Mode, OutputT
+from ..types.interface import FIRST_MESSAGE_MEMO, STORE_MEMO, Mode, OutputT
 from ..types.messages import FilePart, Message, MessageInput, clean_text, decode_file_data
 from ..types.run_ids import SCHEDULE_PREFIX, build_run_id, build_run_id_error, split_run_id
+from .agents import warn_of_unknown_agent
 from .audit import audit_steering
 from .message_content import STORE_HINT, AnyOverride
 from .messages import deliver_message
 from .run import Run
 from .run_ids import claim_run_id, find_message_target
+from .run_lists import list_runs
+from .run_states import RunSummary
 from .start import (
     History,
     SendOptions,
@@ -46,7 +50,7 @@ from .start import (
     hash_first_message,
 )
 from .turn import Turn
-from .visibility import RunSummary, create_store, list_runs
+from .visibility import create_store
 
 if TYPE_CHECKING:
     from ..agent.spec import AgentSpec
@@ -200,11 +204,16 @@ class Client:
         start |= seal_auth(self.temporal, context_id, auth_context, auth_ref)
         message_hash = hash_first_message(context_id, start)
         memo = {FIRST_MESSAGE_MEMO: message_hash} if message_hash else {}
-        try:
-            queue = self.task_queue
-            run.handle = await start_run_workflow(self.temporal, context_id, start, task_queue=queue, memo=memo)
-        except WorkflowAlreadyStartedError:
-            return await attach_to_run(run, start, message_hash, if_exists)
+        if self._store is not None and self._store.store_id:
+            memo[STORE_MEMO] = self._store.store_id
+        labels = {"agent": start["agent"], "tenant": tenant, "user": user}
+        await warn_of_unknown_agent(self, start["agent"])
+        async with audit_steering(self, "start", context_id, by=by, detail=f"agent {start['agent']}", labels=labels):
+            try:
+                queue = self.task_queue
+                run.handle = await start_run_workflow(self.temporal, context_id, start, task_queue=queue, memo=memo)
+            except WorkflowAlreadyStartedError:
+                return await attach_to_run(run, start, message_hash, if_exists)
         return run
 
     @overload
@@ -282,6 +291,8 @@ class Client:
         )
         context_id, opening = await find_message_target(self, id, start)
         run = Run(self, self.temporal.get_workflow_handle(context_id), agent, output=output)
+        if opening is not None:
+            await warn_of_unknown_agent(self, start["agent"])
         if self.store_url is not None and (store_id := (await self.store()).store_id):
             start.setdefault("store_id", store_id)
         try:
@@ -366,6 +377,7 @@ class Client:
         state = api.ScheduleState(note=None if note is None else clean_text(note), paused=paused)
         wanted = api.Schedule(action=action, spec=spec, policy=policy, state=state)
         labels = {"agent": get_agent_name(agent), "tenant": tenant, "user": user}
+        await warn_of_unknown_agent(self, get_agent_name(agent))
         async with audit_steering(self, "schedule.create", schedule_id, by=by, detail=labels["agent"], labels=labels):
             return Schedule(self, await create_schedule(self.temporal, schedule_id, wanted, if_exists))
 
@@ -449,19 +461,29 @@ class Client:
         *,
         agent: str | None = None,
         kind: PendingKind | None = None,
-        by_expiry: bool = False,
+        tool: str | None = None,
+        tenant: str | None = None,
+        user: str | None = None,
+        text: str | None = None,
+        order: WaitOrder = "since",
+        group: WaitGroup | None = None,
         limit: int = 50,
         cursor: str | None = None,
     ) -> WaitPage:
         """List the calls of all runs that wait for an approval, an answer or a client, from the store's table: the
-        longest waiting first, or ``by_expiry`` those that expire, the soonest first. In pages, as :meth:`list_page`.
+        longest waiting first; with ``order="expiry"`` those that expire, the soonest first; with ``"amount"`` those
+        that have one, the largest first. ``group``, one of ``"tool"``, ``"user"`` and ``"tenant"``, lists the calls of
+        each together. ``text`` occurs in a call's summary, its tool or its run's id. In pages, as :meth:`list_page`.
 
         Temporal is asked for the runs of the page, whose calls may be decided already. Raises ``InvalidInputError``,
         ``TranscriptUnavailableError`` without a store.
         """
         from .pages import list_wait_page
 
-        return await list_wait_page(self, agent=agent, kind=kind, by_expiry=by_expiry, limit=limit, cursor=cursor)
+        return await list_wait_page(
+            self, agent=agent, kind=kind, tool=tool, tenant=tenant, user=user, text=text, order=order, group=group,
+            limit=limit, cursor=cursor,
+        )  # fmt: skip
 
     async def delete(self, id: str, *, lost: bool = False, by: str | None = None) -> Deletion:
         """Delete a run that has ended, and the runs below it: their rows in the store at once, their executions in

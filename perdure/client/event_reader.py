@@ -14,6 +14,7 @@ from jiter import from_json
 from .. import events
 from ..errors import InvalidInputError, StoreError, TranscriptCorruptedError
 from ..store import Chain
+from ..types.run_states import ENDED_STATES
 from .handles import ClientHandle
 from .watches import EndWatch, EventPage, EventWatch, join_event_watch
 
@@ -254,7 +255,7 @@ class EventReader:
         if event is None or not self.texts:
             return event
         partials = self._partials.setdefault(event.context_id, PartialArguments(self._read_earlier_deltas))
-        if event.type == "run" and event.state not in ("started", "waiting", "paused", "resumed"):
+        if event.type == "run" and event.state in ENDED_STATES:
             del self._partials[event.context_id]  # a run may have started many others
         return await partials.fill_partial(await self._load_long_text(event))
 

@@ -112,7 +112,8 @@ async def is_child_start_pending(run: RunHandle) -> bool:
 
 async def is_workflow_behind(run: RunHandle, status: Status, *, approval: bool) -> bool:
     """Whether the events show a call that waits for approval, or for an answer, which ``status`` does not show yet."""
-    unanswered = status.doing == "nothing" and status.state in ("running", "waiting")  # no worker answers for the run
+    # No worker answers for the run.
+    unanswered = status.doing == "nothing" and status.state in ("running", "held_up", "waiting")
     # The model's activity reports calls that the workflow does not have at all; a call's activity its own question.
     if not unanswered and status.doing not in (("model",) if approval else ("model", "tools")):
         return False
@@ -162,6 +163,8 @@ def _build_event_log_state(log: Iterable[events.Event | None]) -> EventLogState:
                 state.paused_at = at
             case events.RunEvent(state="resumed"):
                 state.paused_at = None
+            case events.RunEvent(state="held_up" | "recovered"):
+                pass  # of one call of several
             case events.ModelStarted() | events.RunEvent() | events.TurnEvent():
                 state = EventLogState()  # all calls before it have their results
             case _:
@@ -218,7 +221,7 @@ async def _find_run_end(
 
     if description.close_time is None or description.status is None:
         return None
-    state = STATUS_NAMES.get(description.status, "running").replace(" ", "_")
+    state = STATUS_NAMES.get(description.status, "running")
     if state == "running":
         return None
     await _check_run_store(run, store, retry_seconds)

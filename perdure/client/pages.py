@@ -14,18 +14,19 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar, cast, get_args
 
 from pydantic_core import from_json
 
 from ..errors import InvalidInputError, RunNotFoundError
 from ..ports.store import Node, RunRow, Store
-from ..ports.waits import WaitCursor, WaitRow
+from ..ports.waits import WaitCursor, WaitGroup, WaitOrder, WaitRow
 from ..store.cache import ByteLRU
 from ..store.chain import decode_node
 from ..store.transcripts import load_full_conversation
 from ..types.approvals import OnExpiry, PendingKind, WaitingCall
 from ..types.messages import Message, clean_text
+from ..types.summaries import summarize_call
 from .handles import ClientHandle
 from .visibility import build_closed_status, read_labels, read_pending_memo
 
@@ -110,6 +111,7 @@ async def gather_bounded(function: Callable[[V], Awaitable[T]], values: Iterable
 
 
 # ---
+
 # Pages of calls that wait.
 
 
@@ -143,6 +145,13 @@ class InboxEntry:
     """The root of the run's tree, if the run is a subagent's."""
     tenant: str | None = None
     user: str | None = None
+    summary: str = ""
+    """The call or its question in one line, for people."""
+    amount: float | None = None
+    """The number of its arguments by which calls are sorted: the first that the summary of its tool names, or that the
+    tool has."""
+    requesters: tuple[str, ...] = ()
+    """With ``separate``: ``hash_name`` of the first people whose input led to the call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,34 +167,45 @@ async def list_wait_page(
     *,
     agent: str | None = None,
     kind: PendingKind | None = None,
-    by_expiry: bool = False,
+    tool: str | None = None,
+    tenant: str | None = None,
+    user: str | None = None,
+    text: str | None = None,
+    order: WaitOrder = "since",
+    group: WaitGroup | None = None,
     limit: int = 50,
     cursor: str | None = None,
     visible: Callable[[WaitRow, RunRow | None], Awaitable[bool]] | None = None,
 ) -> WaitPage:
     """See ``Client.list_waits``. ``visible`` gets the row of a wait, and of its run."""
     check_page_limit(limit)
-    check_filters(agent=agent, kind=kind)
-    filters = {"agent": agent, "kind": kind, "by_expiry": by_expiry}
-    after = None if cursor is None else WaitCursor(*decode_cursor("waits", filters, cursor, 3))
+    names = {"agent": agent, "kind": kind, "tool": tool, "tenant": tenant, "user": user, "text": text}
+    check_filters(**names)
+    if order not in get_args(WaitOrder) or group not in (None, *get_args(WaitGroup)):
+        raise InvalidInputError(
+            f"order={order!r:.60}, group={group!r:.60}: calls that wait are not listed so",
+            hint="order is since, expiry or amount; group is tool, user or tenant.",
+        )
+    filters: dict[str, Any] = {**names, "order": order, "group": group}
+    after = None if cursor is None else WaitCursor(*decode_cursor("waits", filters, cursor, 4))
     store = await client.store()
     waits: list[InboxEntry] = []
     is_shown = False
     for _ in range(MAX_REQUESTS):
         size = limit - len(waits)
-        rows = await store.list_waits(agent=agent, kind=kind, by_expiry=by_expiry, after=after, limit=size)
+        rows = await store.list_waits(**filters, after=after, limit=size)
         shown = await _select_visible(store, rows, visible)
         checked = await _check_waits(client, shown)
         waits += checked
         if len(rows) < size:
             return WaitPage(tuple(waits), None)
-        after = rows[-1].get_cursor(by_expiry=by_expiry)
+        after = rows[-1].get_cursor(order, group)
         is_shown = bool(shown) and shown[-1][0] is rows[-1]
         if len(waits) >= limit:
             break
     assert after is not None
     if not is_shown:  # a cursor names no wait that the caller may not see
-        after = WaitCursor(after.at, "", "")
+        after = WaitCursor(after.at, "", "", after.name)
     return WaitPage(tuple(waits), encode_cursor("waits", filters, after))
 
 
@@ -193,8 +213,8 @@ async def _select_visible(
     store: Store, rows: Sequence[WaitRow], visible: Callable[[WaitRow, RunRow | None], Awaitable[bool]] | None
 ) -> list[tuple[WaitRow, RunRow | None]]:
     ids = list(dict.fromkeys(row.context_id for row in rows))
-    runs = dict(zip(ids, await gather_bounded(store.get_run, ids), strict=True))
-    pairs = [(row, runs[row.context_id]) for row in rows]
+    runs = await store.get_runs(ids)
+    pairs = [(row, runs.get(row.context_id)) for row in rows]
     return pairs if visible is None else [pair for pair in pairs if await visible(*pair)]
 
 
@@ -262,6 +282,9 @@ def _build_wait(row: WaitRow, run: RunRow | None, state: _RunState | None) -> In
         root=None if row.root == row.context_id else row.root,
         tenant=state.labels.get("tenant") or (run.tenant if run is not None else None),
         user=state.labels.get("user") or (run.user if run is not None else None),
+        summary=row.summary or asked.get("summary") or summarize_call(row.tool, kept.get("arguments")),
+        amount=row.amount,
+        requesters=() if pending is None else pending.requesters,
         **cast(Any, kept),
     )
 

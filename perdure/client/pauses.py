@@ -120,7 +120,7 @@ async def wait_for_pause(run: RunHandle) -> None:
         if not (paused_at := (await read_event_log_state(run, run.id)).paused_at):
             return
         status = await run.status(decided=False)
-        running_since = status.since if status.state == "running" else None
+        running_since = status.since if status.state in ("running", "held_up") else None
         if running_since and datetime.fromisoformat(paused_at) >= datetime.fromisoformat(running_since):
             raise WorkflowBehind(PerdureError("the workflow does not have its pause yet"))
 

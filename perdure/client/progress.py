@@ -18,7 +18,7 @@ from temporalio.client import WorkflowExecutionDescription
 from temporalio.converter import DataConverter
 from temporalio.exceptions import ApplicationError, FailureError
 
-from ..errors import NoWorkerError, PerdureError, RunNotReadyError, RunStuckError
+from ..errors import NoWorkerError, PerdureError, RunNotReadyError, RunStuckError, join_sentences
 from ..temporal.task_queues import describe_task_queue
 from ..temporal.workflow_tasks import find_failing_task
 from .handles import ClientHandle, RunHandle
@@ -62,7 +62,7 @@ async def retry_while_not_ready(run: RunHandle, send: Callable[[], Awaitable[T]]
                 if failing is not None:
                     raise RunStuckError(f"run {run.id!r}: {failing}", hint=failing.way_out) from error
                 stuck_checks += 1
-                logger.warning("still waiting: %s; %s", error.message, error.hint)
+                logger.warning("still waiting: %s", join_sentences(error.message, error.hint))
         await asyncio.sleep(delay)
         delay = min(delay * 2, _MAX_READY_RETRY_SECONDS)
 

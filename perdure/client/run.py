@@ -29,6 +29,7 @@ from ..errors import (
     RunNotFoundError,
     StoreMismatchError,
     build_error,
+    join_sentences,
 )
 from ..store import Chain
 from ..store.transcripts import load_full_conversation
@@ -44,6 +45,7 @@ from .message_content import AnyOverride, build_user_message
 from .messages import deliver_message
 from .pauses import cancel_run, pause_run, resume_run, terminate_run
 from .progress import build_no_worker_error, find_pending_reason, has_poller, retry_while_not_ready
+from .run_states import add_held_up
 from .streams import StreamReader, build_output_form
 from .tasks import background_task
 from .turn import ANSWER_TIMEOUT, Turn
@@ -229,7 +231,8 @@ class Run(StreamReader[OutputT]):
                 )
                 missing = f"no worker answers on {place}"
             return await self._build_unanswered_status(description, reason or missing)
-        return status.model_copy(update=version | ({} if status.reason or not reason else {"reason": reason}))
+        status = status.model_copy(update=version | ({} if status.reason or not reason else {"reason": reason}))
+        return await add_held_up(self, status, description)
 
     async def _build_unanswered_status(self, description: WorkflowExecutionDescription, reason: str) -> Status:
         """Build the status of an open run for which no worker answers, from Temporal and the store."""
@@ -246,7 +249,7 @@ class Run(StreamReader[OutputT]):
             fields |= await self._read_recorded_status()
         except PerdureError as error:  # the store is unavailable too
             logger.debug("the status of run %s cannot be read from the store: %s", self.id, error)
-        return Status.model_validate(fields)
+        return await add_held_up(self, Status.model_validate(fields), description)
 
     async def _read_recorded_status(self) -> dict[str, Any]:
         """Read the recorded fields of the run's status from the store."""
@@ -295,7 +298,7 @@ class Run(StreamReader[OutputT]):
             closed = build_closed_status(description) is not None
             if not closed and not await has_poller(self.client, description, lately=True):
                 missing = await build_no_worker_error(self.client, description, NO_WORKER_SECONDS)
-                logger.warning("run %s waits: %s; %s", self.id, missing.message, missing.hint)
+                logger.warning("run %s waits: %s", self.id, join_sentences(missing.message, missing.hint))
         except (PerdureError, RPCError) as error:  # the wait itself raises the error
             logger.debug("cannot tell whether a worker serves run %s: %s", self.id, error)
 

@@ -16,26 +16,28 @@ from temporalio.client import WorkflowExecution
 from temporalio.service import RPCError, RPCStatusCode
 
 from ..errors import InvalidInputError
+from ..ports.failures import FailingCursor
 from ..ports.run_lists import RunFilter
 from ..ports.store import RunRow, Store
 from ..ports.times import timestamp
 from ..temporal.errors import is_missing_attribute, translate_service_error
+from ..types.run_states import OPEN_STATES
 from .handles import ClientHandle
 from .pages import MAX_REQUESTS, check_filters, check_page_limit, decode_cursor, encode_cursor, gather_bounded
+from .run_lists import list_held_up_runs
+from .run_states import RunSummary, add_recorded_texts, copy_texts, refine_states
 from .visibility import (
-    OPEN_STATUSES,
+    INDEXED_STATES,
+    OPEN,
     ROOTS_FILTER,
     RUNS_QUERY,
-    RunSummary,
     add_recorded_labels,
-    add_recorded_texts,
     build_agent_filter,
     build_ids_query,
     build_label_filters,
     build_missing_status_error,
     build_run_summary,
     build_status_filter,
-    copy_texts,
     find_other_namespaces,
     has_agent_and_status,
     has_labels,
@@ -147,6 +149,8 @@ async def list_run_page(
         return await _list_newest(client, filters, limit, cursor, visible)
     place = decode_cursor("runs", filters.as_dict(), cursor) if cursor is not None else ["temporal", ""]
     pager = _RunPager(client, filters, limit, visible)
+    if filters.status == "held_up":
+        return await pager.build_held_up_page(place)
     match place:
         case ["temporal", token]:
             next_token = await pager.read_visibility(_decode_token(token))
@@ -157,7 +161,7 @@ async def list_run_page(
             pass
         case _:
             raise InvalidInputError("cursor: it is not a cursor of this list", hint="Begin again without a cursor.")
-    if client.store_url is None or filters.status in OPEN_STATUSES:
+    if client.store_url is None or filters.status == OPEN or filters.status in OPEN_STATES:
         return await pager.build_page(None)
     if len(pager.runs) >= limit:
         return await pager.build_page(["store", at, last_id])
@@ -281,8 +285,11 @@ class _NewestPager:
         pairs_of_others = [
             (None, one) for one in others if (last := newest.get(one.id)) is not None and last.run_id == one.run_id
         ]
-        listed = await gather_bounded(lambda pair: self._summarize_pair(*pair), [*pairs, *pairs_of_others])
-        return [pair for pair in (*recorded, *listed) if pair is not None and self._is_wanted(pair[1])]
+        summarized = await gather_bounded(lambda pair: self._summarize_pair(*pair), [*pairs, *pairs_of_others])
+        listed = [pair for pair in summarized if pair is not None]
+        refined = await refine_states(self._client, [run for _, run in listed])
+        states = zip([place for place, _ in listed], refined, strict=True)
+        return [(place, run) for place, run in (*recorded, *states) if self._is_wanted(run)]
 
     async def _summarize_pair(
         self, row: RunRow | None, execution: WorkflowExecution
@@ -366,6 +373,29 @@ class _RunPager:
         cursor = None if place is None else encode_cursor("runs", self._filters.as_dict(), place)
         return RunPage(tuple(await add_recorded_texts(self._client, list(self.runs.values()))), cursor)
 
+    async def build_held_up_page(self, place: Sequence[str]) -> RunPage:
+        """Build a page of runs that are held up, which the store lists: those that have been for longest first."""
+        match place:
+            case ["temporal", ""]:
+                after = None
+            case ["held_up", since, context_id, call]:
+                after = FailingCursor(since, context_id, call)
+            case _:
+                raise InvalidInputError("cursor: it is not a cursor of this list", hint="Begin again without a cursor.")
+        filters = self._filters
+        labels = {"agent": filters.agent, **filters.labels}
+        for _ in range(MAX_REQUESTS):
+            size = self._limit - len(self.runs)
+            runs, after = await list_held_up_runs(self._client, after, size, roots=filters.roots, filters=labels)
+            for run in runs:
+                if filters.has_time(run.started):
+                    await self._add_visible(run)
+            if after is None or len(self.runs) >= self._limit:
+                break
+        if after is not None and not any(f"{after.context_id}/".startswith(f"{name}/") for name in self.runs):
+            after = FailingCursor(after.since, "", "")  # a cursor names no run that the caller may not see
+        return await self.build_page(None if after is None else ["held_up", *after])
+
     async def read_visibility(self, token: bytes) -> bytes:
         """Add runs that Temporal lists from ``token`` on; return the token of the next ones, b"" at the end."""
         # Open executions come first, then closed ones, the last one first: of a run, the newest is the first in a list
@@ -378,13 +408,14 @@ class _RunPager:
             if is_in_order:
                 first = {execution.id: execution.run_id for execution in reversed(executions)}
                 newest = {first[name] for name in first.keys() - self._listed}
-                runs = await gather_bounded(self._summarize_execution, executions)
+                runs = await self._summarize_executions(executions)
             else:
                 runs, newest = await asyncio.gather(
-                    gather_bounded(self._summarize_execution, executions), self._find_newest(executions)
+                    self._summarize_executions(executions), self._find_newest(executions)
                 )
             self._listed |= {execution.id for execution in executions}
-            for execution, run in zip(executions, runs, strict=True):
+            for execution in executions:
+                run = runs.get(execution.run_id)
                 if run is not None and execution.run_id in newest and execution.id not in self.runs:
                     await self._add_visible(run)
             if not token or len(self.runs) >= self._limit:
@@ -402,6 +433,18 @@ class _RunPager:
                 newest[execution.id] = execution
         return {execution.run_id for execution in newest.values()}
 
+    async def _summarize_executions(self, executions: Sequence[WorkflowExecution]) -> dict[str, RunSummary]:
+        """Return what the list shows of the executions that the filters leave, by their run ids."""
+        runs = await gather_bounded(self._summarize_execution, executions)
+        pairs = [(execution.run_id, run) for execution, run in zip(executions, runs, strict=True) if run is not None]
+        refined = await refine_states(self._client, [run for _, run in pairs])
+        agent, status = self._filters.agent, self._filters.status
+        return {
+            run_id: run
+            for (run_id, _), run in zip(pairs, refined, strict=True)
+            if has_agent_and_status(run, agent, status)
+        }
+
     async def _summarize_execution(self, execution: WorkflowExecution) -> RunSummary | None:
         """Return what the list shows of an execution; None for one that the filters leave out."""
         filters = self._filters
@@ -413,8 +456,7 @@ class _RunPager:
             value is not None and getattr(run, name) is None for name, value in filters.labels.items()
         ):
             run = await add_recorded_labels(self._client, run)
-        shown = has_agent_and_status(run, filters.agent, filters.status) and has_labels(run, filters.labels)
-        return run if shown and filters.has_time(run.started) else None
+        return run if has_labels(run, filters.labels) and filters.has_time(run.started) else None
 
     async def _add_visible(self, run: RunSummary) -> bool:
         if self._visible is not None and not await self._visible(run):
@@ -492,7 +534,7 @@ async def fetch_executions(
         try:
             await pages.fetch_next_page()
         except RPCError as error:
-            if is_missing_attribute(error) and (conditions or filters.status in OPEN_STATUSES):
+            if is_missing_attribute(error) and (conditions or filters.status in INDEXED_STATES):
                 if conditions:
                     continue
                 raise build_missing_status_error(str(filters.status)) from None

@@ -28,7 +28,8 @@ from ..types.plain_json import find_json_flaw
 from ..types.run_ids import CHILD_ID_BYTES, RUN_ID_BYTES
 from .audit import audit_steering
 from .handles import ClientHandle
-from .visibility import RunSummary, list_runs_of_schedule
+from .run_states import RunSummary
+from .visibility import list_runs_of_schedule
 
 # ---
 # Times of a schedule: from arguments to Temporal's spec, and from that back to text.

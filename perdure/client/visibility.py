@@ -1,4 +1,4 @@
-"""Lists runs by Temporal's visibility, and reads the status of closed runs.
+"""What Temporal's visibility has of runs, and the status of closed ones.
 
 Also creates the store, unless runs of the task queue are kept in one that is missing.
 """
@@ -9,7 +9,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -34,14 +34,16 @@ from ..types.interface import (
     AGENT_ATTRIBUTE,
     PENDING_ATTRIBUTE,
     STATUS_ATTRIBUTE,
+    STORE_MEMO,
     TENANT_ATTRIBUTE,
     USER_ATTRIBUTE,
     WAITING_MEMO,
     WORKFLOW_TYPE,
     Status,
 )
-from ..types.messages import clean_text
+from ..types.run_states import ENDED_STATES, OPEN_STATES
 from .handles import ClientHandle, RunHandle
+from .run_states import RunSummary, refine_states
 
 if TYPE_CHECKING:
     from ..ports.store import RunRow, Store
@@ -68,17 +70,17 @@ STATUS_NAMES = {
     WorkflowExecutionStatus.CANCELED: "cancelled",
     WorkflowExecutionStatus.TERMINATED: "terminated",
     WorkflowExecutionStatus.CONTINUED_AS_NEW: "running",
-    WorkflowExecutionStatus.TIMED_OUT: "timed out",
+    WorkflowExecutionStatus.TIMED_OUT: "timed_out",
 }
 RUNS_QUERY = f"WorkflowType = '{WORKFLOW_TYPE}'"
 ROOTS_FILTER = "ParentWorkflowId IS NULL"
-_FOREIGN_CHILDREN = 1000
-"""Rows of runs without a recorded parent, beyond the limit of a list, of which Temporal may name another workflow."""
-_IDS_PER_QUERY = 100
-_QUERY_HINT = """Queries are Temporal's: "StartTime > '2026-01-31T00:00:00Z' AND PerdureAgent = 'support'"; \
-https://docs.temporal.io/list-filter has all of it."""
-OPEN_STATUSES = ("waiting", "paused")
+IDS_PER_QUERY = 100
+INDEXED_STATES = ("waiting", "paused")
 """States of an open run other than running, as its search attribute has them."""
+
+
+OPEN = "open"
+"""A filter: every open run, whatever its state."""
 
 
 # ---
@@ -147,21 +149,22 @@ def build_status_filter(status: str | None) -> str:
     """Build the filter for runs in ``status``, or in any. Raises ``InvalidInputError`` for an unknown one."""
     if status is None:
         return "ExecutionStatus != 'ContinuedAsNew'"
-    if status in OPEN_STATUSES:
+    if status in INDEXED_STATES:
         return f"ExecutionStatus = 'Running' AND {STATUS_ATTRIBUTE} = {quote_literal(status)}"
+    if status == OPEN or status in OPEN_STATES:
+        return "ExecutionStatus = 'Running'"
     if status not in _EXECUTION_STATUSES:
-        known = ", ".join((*OPEN_STATUSES, *_EXECUTION_STATUSES))
+        known = ", ".join((OPEN, *OPEN_STATES, *ENDED_STATES))
         raise InvalidInputError(f"status: there is no status {status!r:.60}", hint=f"The statuses are {known}.")
     return f"ExecutionStatus = '{_EXECUTION_STATUSES[status]}'"
 
 
 _EXECUTION_STATUSES = {
-    "running": "Running",
     "completed": "Completed",
     "failed": "Failed",
     "cancelled": "Canceled",
     "terminated": "Terminated",
-    "timed out": "TimedOut",
+    "timed_out": "TimedOut",
 }
 
 
@@ -171,104 +174,7 @@ def attribute_of(execution: WorkflowExecution, name: str) -> Any:
 
 
 # ---
-# Lists of runs.
-
-
-@dataclass(frozen=True, slots=True)
-class RunSummary:
-    """A line of ``perdure list``. Times are UTC. ``status`` of an open run is "running", or "waiting" (for a person) or
-    "paused" where Temporal's visibility knows (``perdure server setup``)."""
-
-    id: str
-    agent: str
-    status: str
-    started: datetime | None = None
-    closed: datetime | None = None
-    tenant: str | None = None
-    """Whose run it is, and ``user``; None also for a run that a plain client has started, and that has ended at once,
-    unless the list is one of its tenant or user."""
-    user: str | None = None
-    first_message: str | None = None
-    """The beginning of the message that the run began with; None until the store has it, and without a store."""
-    error_type: str | None = None
-    """The class of the error that the run, or its last turn, failed with, and ``error``, its text."""
-    error: str | None = None
-    execution: str | None = None
-    """Temporal's run id of its last execution; None if Temporal does not have it."""
-
-
-async def add_recorded_texts(client: ClientHandle, runs: Sequence[RunSummary]) -> list[RunSummary]:
-    """Return ``runs`` with the texts that the store has of them, by one statement; without a store unchanged."""
-    if client.store_url is None or not runs:
-        return list(runs)
-    rows = await (await client.store()).get_runs([run.id for run in runs])
-    return [run if (row := rows.get(run.id)) is None else copy_texts(run, row) for run in runs]
-
-
-def copy_texts(run: RunSummary, row: RunRow) -> RunSummary:
-    """Return ``run`` with the texts of its row. An error is of a run that has ended, or of its last turn: while a run
-    that failed is tried again, the row is from before."""
-    is_old = row.status == "failed" and run.status in ("running", *OPEN_STATUSES)
-    error_type, error = (None, None) if is_old else (row.error_type, row.error)
-    return replace(run, first_message=row.first_message, error_type=error_type, error=error)
-
-
-async def list_runs(
-    client: ClientHandle,
-    *,
-    agent: str | None = None,
-    status: str | None = None,
-    tenant: str | None = None,
-    user: str | None = None,
-    roots: bool = False,
-    query: str | None = None,
-    limit: int = 50,
-) -> list[RunSummary]:
-    """List runs, the newest first. An execution that continued as new is not a run of its own. See ``Client.list``.
-
-    Raises ``InvalidInputError`` for a ``query`` that Temporal refuses, and for a ``status`` that needs search
-    attributes that the namespace does not have.
-    """
-    if query is not None:
-        await _check_query(client, query)
-    summaries: dict[str, RunSummary] = {}
-    seen_ids: set[str] = set()
-    # Temporal lists all open runs before any closed one, and takes no other order.
-    labels = {"tenant": tenant, "user": user}
-    filters = [*build_label_filters(labels), *([ROOTS_FILTER] if roots else [])]
-    for executions in _build_run_listings(client, agent, status, filters, query=query):
-        matches = 0
-        async for execution in executions:
-            if execution.id in seen_ids:
-                continue
-            seen_ids.add(execution.id)
-            if roots and (execution.parent_id or await has_recorded_parent(client, execution.id)):
-                continue
-            summary = await build_run_summary(client, execution)
-            if any(value is not None and getattr(summary, name) is None for name, value in labels.items()):
-                summary = await add_recorded_labels(client, summary)
-            if has_agent_and_status(summary, agent, status) and has_labels(summary, labels):
-                summaries[execution.id] = summary
-                matches += 1
-            if matches >= limit:
-                break
-    asks_temporal_alone = query is not None or status in OPEN_STATUSES
-    if client.store_url is not None and len(summaries) < limit and not asks_temporal_alone:
-        most = limit + len(seen_ids) + _FOREIGN_CHILDREN if roots else limit
-        store = await client.store()
-        rows = await store.list_runs(agent=agent, status=status, tenant=tenant, user=user, roots=roots, limit=most)
-        rows = [row for row in rows if row.context_id not in seen_ids]  # a terminated run does not write to the store
-        if roots:
-            rows = await select_roots(client, rows, limit)
-        elsewhere = await find_other_namespaces(client.temporal, rows)
-        for row in rows:
-            started = datetime.fromisoformat(row.created_at)
-            if row.context_id not in elsewhere:
-                summaries[row.context_id] = RunSummary(
-                    row.context_id, row.agent, row.status, started, tenant=row.tenant, user=row.user
-                )
-    newest = sorted(summaries.values(), key=lambda run: run.started or datetime.min.replace(tzinfo=UTC), reverse=True)
-    return await add_recorded_texts(client, newest[:limit])
+# What Temporal has of a run.
 
 
 async def find_other_namespaces(temporal: TemporalClient, rows: Sequence[RunRow]) -> dict[str, str]:
@@ -281,7 +187,7 @@ async def find_other_namespaces(temporal: TemporalClient, rows: Sequence[RunRow]
     namespaces: dict[str, str] = {}
     if not rows:
         return namespaces
-    batches = [rows[start : start + _IDS_PER_QUERY] for start in range(0, len(rows), _IDS_PER_QUERY)]
+    batches = [rows[start : start + IDS_PER_QUERY] for start in range(0, len(rows), IDS_PER_QUERY)]
     service, slots = temporal.workflow_service, asyncio.Semaphore(_MAX_NAMESPACES)
 
     async def search(name: str, batch: Sequence[RunRow]) -> None:
@@ -420,38 +326,7 @@ async def list_runs_of_schedule(client: ClientHandle, id: str, limit: int) -> li
     query = f"{ours} AND TemporalScheduledById = {quote_literal(id)}"
     executions = [execution async for execution in client.temporal.list_workflows(query)]
     newest = sorted(executions, key=lambda execution: execution.start_time, reverse=True)[:limit]
-    return [await build_run_summary(client, execution) for execution in newest]
-
-
-def _build_run_listings(
-    client: ClientHandle, agent: str | None, status: str | None, filters: Sequence[str], *, query: str | None
-) -> list[AsyncGenerator[WorkflowExecution]]:
-    ours = f"{RUNS_QUERY} AND ({query})" if query is not None else RUNS_QUERY
-    if status in OPEN_STATUSES:
-        return [list_executions(client, f"{ours} AND ExecutionStatus = 'Running'", *filters, status=status)]
-    if agent is not None:
-        filters = (*filters, build_agent_filter(agent))
-    which = ("= 'Running'", "!= 'Running' AND ExecutionStatus != 'ContinuedAsNew'")
-    return [list_executions(client, f"{ours} AND ExecutionStatus {each}", *filters) for each in which]
-
-
-async def _check_query(client: ClientHandle, query: str) -> None:
-    """Raise ``InvalidInputError`` for a query that Temporal refuses.
-
-    It is sent alone: among perdure's filters its error could be taken for that of a missing search attribute.
-    """
-    if not query.strip() or clean_text(query) != query:
-        raise InvalidInputError(
-            f"the query {query!r:.100} is empty or has characters that no query has", hint=_QUERY_HINT
-        )
-    # Among the filters "a) OR (b" would find workflows that are not runs, and ORDER BY is not possible.
-    for text in (query, f"{RUNS_QUERY} AND ({query})"):
-        try:
-            await anext(client.temporal.list_workflows(text, page_size=1, limit=1), None)
-        except RPCError as error:
-            if error.status is RPCStatusCode.INVALID_ARGUMENT:
-                raise InvalidInputError(f"Temporal refuses the query: {error.message}", hint=_QUERY_HINT) from error
-            raise translate_service_error(client.temporal, error) from error
+    return await refine_states(client, [await build_run_summary(client, execution) for execution in newest])
 
 
 async def select_roots(client: ClientHandle, rows: Sequence[RunRow], limit: int) -> list[RunRow]:
@@ -461,8 +336,8 @@ async def select_roots(client: ClientHandle, rows: Sequence[RunRow], limit: int)
     started has none in the store.
     """
     roots: list[RunRow] = []
-    for start in range(0, len(rows), _IDS_PER_QUERY):
-        batch = rows[start : start + _IDS_PER_QUERY]
+    for start in range(0, len(rows), IDS_PER_QUERY):
+        batch = rows[start : start + IDS_PER_QUERY]
         executions = list_executions(client, build_ids_query(row.context_id for row in batch))
         started = {execution.id async for execution in executions if execution.parent_id}
         roots += [row for row in batch if row.context_id not in started]
@@ -489,12 +364,32 @@ def build_ids_query(ids: Iterable[str]) -> str:
 async def build_run_summary(client: ClientHandle, execution: WorkflowExecution) -> RunSummary:
     status = "unknown" if execution.status is None else STATUS_NAMES.get(execution.status, "unknown")
     indexed_status = attribute_of(execution, STATUS_ATTRIBUTE)
-    if status == "running" and indexed_status in OPEN_STATUSES:
+    if status == "running" and indexed_status in INDEXED_STATES:
         status = indexed_status
     name = await find_agent_name(client, execution)
     labels = await read_labels(execution)
-    run = RunSummary(execution.id, name, status, execution.start_time, execution.close_time, **labels)
-    return replace(run, execution=execution.run_id)
+    return RunSummary(
+        execution.id,
+        name,
+        status,
+        execution.start_time,
+        execution.close_time,
+        tenant=labels.get("tenant"),
+        user=labels.get("user"),
+        execution=execution.run_id,
+        store_id=await _read_memo_text(execution, STORE_MEMO),
+        is_indexed=indexed_status is not None,
+    )
+
+
+async def _read_memo_text(execution: WorkflowExecution, name: str) -> str | None:
+    if name not in execution.raw_info.memo.fields:
+        return None
+    try:
+        value = (await execution.memo()).get(name)
+    except Exception:  # written with another codec
+        return None
+    return value if isinstance(value, str) else None
 
 
 async def read_labels(execution: WorkflowExecution) -> dict[str, str]:
@@ -560,7 +455,7 @@ def has_labels(run: RunSummary, labels: Mapping[str, str | None]) -> bool:
 def has_agent_and_status(run: RunSummary, agent: str | None, status: str | None) -> bool:
     if agent is not None and run.agent != agent:
         return False
-    return status in (None, run.status) or (status == "running" and run.status in OPEN_STATUSES)
+    return status in (None, run.status) or (status == OPEN and run.status in OPEN_STATES)
 
 
 def build_closed_status(description: WorkflowExecutionDescription) -> Status | None:
@@ -570,11 +465,10 @@ def build_closed_status(description: WorkflowExecutionDescription) -> Status | N
     name = STATUS_NAMES.get(description.status, "failed")
     return Status.model_validate(
         {
-            "state": name if name in ("completed", "cancelled") else "failed",
+            "state": name if name in ENDED_STATES else "failed",
             "agent": "",
             "context_id": description.id,
             "since": description.close_time.isoformat() if description.close_time else None,
-            "reason": None if name in ("completed", "cancelled", "failed") else name,
         }
     )
 
@@ -582,7 +476,7 @@ def build_closed_status(description: WorkflowExecutionDescription) -> Status | N
 async def read_end_fields(run: RunHandle, closed: Status, run_id: str) -> dict[str, Any]:
     """Read the fields of the status of a closed execution that its result has, or its error, and its description does
     not: once, as it ends once."""
-    if closed.state == "cancelled" or closed.reason is not None:
+    if closed.state not in ("completed", "failed"):
         return {}
     known, key = run.client.known_ends, f"execution\0{run_id}"
     if (fields := known.get(key)) is None:

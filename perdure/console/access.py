@@ -24,7 +24,7 @@ from starlette.responses import Response
 
 from ..client.client import Client
 from ..client.deferred_decisions import UNDO_SECONDS, DecisionSender
-from ..errors import PerdureError
+from ..errors import PerdureError, join_sentences
 from ..ports.times import add_seconds, format_utc_now
 from ..ports.tokens import LoginRow, hash_login
 from ..types.messages import clean_text
@@ -311,4 +311,4 @@ def check_origin(request: Request) -> None:
 
 def describe_error(error: PerdureError) -> str:
     """Return what a person is told of an error."""
-    return " ".join(part for part in (error.message, error.hint) if part)
+    return join_sentences(error.message, error.hint)

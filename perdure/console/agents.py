@@ -215,7 +215,7 @@ def _list_facts(definition: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 _LIMIT_NAMES = {
-    "iterations": "Model calls",
+    "iterations": "Iterations",
     "tokens": "Tokens",
     "cost_usd": "Cost",
     "wall_time": "Time at work",
@@ -228,7 +228,7 @@ _LIMIT_NAMES = {
 
 def _list_limits(definition: Mapping[str, Any], limits: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if "max_iterations" in definition:
-        yield "Model calls per turn", _format_limit("iterations", definition["max_iterations"])
+        yield "Iterations per turn", _format_limit("iterations", definition["max_iterations"])
     for scope, values in (("run", limits), ("turn", _map(limits.get("turn")))):
         for name, value in values.items():
             if name != "turn" and value is not None:

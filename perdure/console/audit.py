@@ -16,12 +16,12 @@ from starlette.responses import Response, StreamingResponse
 
 from ..client.pages import MAX_PAGE
 from ..errors import InvalidInputError
+from ..types.visible_text import show_controls
 from ..web.auth import Resource
 from ..web.operations import validate
 from ..web.records import AuditEntry, AuditList, AuditQuery, list_audit
 from .inbox import count_pending
 from .pages import HEADERS, Page, PageRoute
-from .texts import show_controls
 
 ROWS = 50
 MAX_EXPORT_ROWS = 50_000

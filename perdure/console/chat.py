@@ -21,10 +21,10 @@ from starlette.responses import Response
 from ..client.pages import gather_bounded
 from ..errors import InvalidInputError, PerdureError, RunNotFoundError
 from ..ports.store import Store
-from ..ports.waits import RunWaits
 from ..types.approvals import hash_arguments
 from ..types.interface import Status
 from ..types.messages import Usage
+from ..types.run_states import OPEN_STATES
 from ..web.app import MAX_CONSOLE_UPLOAD_BYTES
 from ..web.auth import Resource
 from ..web.files import store_upload
@@ -41,7 +41,6 @@ from .inbox import show_call as show_inbox_call
 from .inbox import show_outcome as show_inbox_outcome
 from .pages import Page, PageRoute, build_context, build_templates
 from .run import PATIENT_SECONDS, follow_page, read_nonce, read_status, read_view
-from .runs import find_state
 from .texts import render_in_thread
 from .transcript import Block, CallBlock, NoteBlock, read_first_message
 
@@ -129,25 +128,22 @@ class SessionLink:
 
     session: SessionRow
     title: str
-    state: str
 
 
 async def _list_sessions(page: Page, agent: str) -> list[SessionLink]:
     query = SessionsQuery(agent=agent, limit=_SESSIONS)
     listed = await list_sessions(replace(page.call, query=query))
     store = await page.call.client.store()
-    waits = await store.list_run_waits([row.id for row in listed.data])
-    return await gather_bounded(lambda row: _read_link(store, row, waits[row.id]), listed.data)
+    return await gather_bounded(lambda row: _read_link(store, row), listed.data)
 
 
-async def _read_link(store: Store, row: SessionRow, known: RunWaits) -> SessionLink:
-    state = find_state(row, await store.get_run(row.id), known)
+async def _read_link(store: Store, row: SessionRow) -> SessionLink:
     message = await read_first_message(store, row.id)
     if message is None:
-        return SessionLink(row, "", state)
+        return SessionLink(row, "")
     text = " ".join(message.content.split())
     files = f"{len(message.files)} file{'' if len(message.files) == 1 else 's'}" if message.files else ""
-    return SessionLink(row, text[:_TITLE_CHARS] + ("…" if len(text) > _TITLE_CHARS else "") or files, state)
+    return SessionLink(row, text[:_TITLE_CHARS] + ("…" if len(text) > _TITLE_CHARS else "") or files)
 
 
 async def show_new(page: Page) -> Response:
@@ -336,7 +332,7 @@ async def _build_state(page: Page, seconds: float = STATUS_SECONDS) -> dict[str,
         "chat_path": page.base + _get_path(page.call.params["agent"], page.call.caller.show_id(page.call.params["id"])),
         "run": status,
         "state": state,
-        "is_open": state in ("running", "waiting", "paused"),
+        "is_open": state in OPEN_STATES,
         "is_busy": status is not None and _is_busy(status),
         "may_stop": await page.call.may("send", page.call.resource or Resource("session")),
         "usage": status.usage if status is not None else Usage(),
@@ -345,7 +341,7 @@ async def _build_state(page: Page, seconds: float = STATUS_SECONDS) -> dict[str,
 
 def _is_busy(status: Status) -> bool:
     """Whether a turn is in progress, which can be stopped."""
-    return status.state in ("running", "waiting") and status.doing not in ("message", "nothing", "closing")
+    return status.state in ("running", "held_up", "waiting") and status.doing not in ("message", "nothing", "closing")
 
 
 async def show_state(page: Page) -> Response:

@@ -8,19 +8,26 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from itertools import zip_longest
 from typing import Any
 
 from markupsafe import Markup
 from starlette.responses import Response
 
+from ..client.follow import list_child_runs
 from ..client.fork import MEMO_FORK, Difference, compare_transcripts
 from ..client.pages import TranscriptPages
+from ..client.run import Run
 from ..errors import RunNotFoundError
+from ..ports.store import RunRow
+from ..ports.times import timestamp
 from ..types.messages import Message, OpaquePart, Part, TextPart, ThinkingPart, ToolCallPart, ToolResultPart
 from ..web.auth import Resource
 from ..web.operations import Call
+from ..web.sessions import build_session
 from ..web.sse import parse_seq
 from .inbox import count_pending
 from .pages import Page, PageRoute
@@ -32,6 +39,8 @@ MOST_STEPS = 400
 _SHARED = 3
 """Messages before the parting that the page shows."""
 _MOST_MESSAGES = 1_000_000
+_STATUS_SECONDS = 2.0
+"""How long a run may take to say what it has used."""
 
 
 # ---
@@ -44,7 +53,7 @@ class Origin:
 
     run: str
     at: int
-    """The model call after which it begins."""
+    """The iteration after which it begins."""
     by: str | None
     may_read: bool
 
@@ -106,11 +115,13 @@ class Side:
     id: str
     resource: Resource
     state: str
-    is_idle: bool
-    """Whether it waits for nothing but a message."""
     started: str | None
     seconds: float | None
-    """From the first to the last thing that was recorded of it."""
+    """From its start to its end, or until now."""
+    whole: Amounts
+    """What the run has used, as its own page has it."""
+    has_subagents: bool | None
+    """Whether ``whole`` has what subagents have used; None if it has not, because the run does not answer."""
     messages: Sequence[Message]
 
     @property
@@ -127,11 +138,28 @@ async def _read_side(page: Page, id: str) -> Side:
     row, head = await store.get_run(id), await run.read_head(store)
     stored, _ = await TranscriptPages().read(store, id, head, after=-1, limit=_MOST_MESSAGES)
     messages = [message for message in stored if message.role != "system"]
-    state = row.status if row is not None else "running"
-    known = (await store.list_run_waits([id], limit=1))[id]
-    is_idle = state == "waiting" and not known.waits and not known.is_at_work
-    started, ended = (row.created_at, row.updated_at) if row is not None else (None, None)
-    return Side(id, resource, state, is_idle, started, measure(started, ended), messages)
+    own = _add_up(messages)
+    status = None
+    with suppress(RunNotFoundError, TimeoutError):  # Temporal has forgotten it, or no worker answers
+        async with asyncio.timeout(_STATUS_SECONDS):
+            status = await build_session(call, id)
+    if status is None:
+        times = (row.created_at, row.updated_at) if row is not None else (None, None)
+        state = row.status if row is not None else "running"
+        return Side(id, resource, state, times[0], measure(*times), own, None, messages)
+    whole = replace(own, tokens=status.usage.total_tokens, cost_usd=status.cost_usd)
+    started, ended = await _read_times(run, row)
+    has_subagents = bool(await list_child_runs(run))
+    return Side(id, resource, status.state, started, measure(started, ended), whole, has_subagents, messages)
+
+
+async def _read_times(run: Run, row: RunRow | None) -> tuple[str | None, str | None]:
+    """Return when the run began and ended, or the present: of its last execution, or as the store has it."""
+    try:
+        described = await run.describe()
+    except RunNotFoundError:
+        return (None, None) if row is None else (row.created_at, row.updated_at)
+    return timestamp(described.start_time), timestamp(described.close_time or datetime.now(UTC))
 
 
 # ---
@@ -244,7 +272,7 @@ async def show_comparison(page: Page) -> Response:
         difference=difference,
         left=left,
         right=right,
-        whole=(_add_up(left.messages), _add_up(right.messages)),
+        whole=(left.whole, right.whole),
         after=(_add_up(difference.left), _add_up(difference.right)),
         shared=difference.shared[-_SHARED:],
         pairs=pairs,

@@ -110,11 +110,27 @@ def get_latency(sums: UsageTotals) -> float | None:
 
 
 def describe_errors(sums: UsageTotals) -> str:
-    """Return the part of the calls that failed."""
-    if not sums.calls:
+    """Return the part of the requests that failed, also of those that were tried again."""
+    if not count_requests(sums):
         return ""
-    part = 100 * sums.errors / sums.calls
+    part = 100 * get_error_share(sums)
     return "0 %" if not part else f"{part:.1f} %" if part >= 0.1 else "< 0.1 %"
+
+
+def count_requests(sums: UsageTotals) -> int:
+    """Count the requests that were answered, or failed."""
+    return sums.calls + (sums.failed_attempts or 0)
+
+
+def count_failures(sums: UsageTotals) -> int:
+    """Count the requests that failed, and the answers that were of no use."""
+    return (sums.failed_attempts or 0) + sums.errors - sums.unanswered_calls
+
+
+def get_error_share(sums: UsageTotals) -> float:
+    """Return the part of the requests that failed, from 0 to 1."""
+    requests = count_requests(sums)
+    return count_failures(sums) / requests if requests else 0.0
 
 
 @dataclass(frozen=True)
@@ -154,15 +170,15 @@ _FIGURES: Mapping[str, Callable[[UsageTotals], float]] = {
     "cost": lambda sums: sums.cost_usd or 0.0,
     "tokens": lambda sums: float(sums.input_tokens + sums.output_tokens),
     "latency": lambda sums: get_latency(sums) or 0.0,
-    "errors": lambda sums: sums.errors / sums.calls if sums.calls else 0.0,
+    "errors": get_error_share,
 }
 """What bars show of a row, by their names in it."""
 
 
 def _subtract(total: UsageTotals, shown: Sequence[UsageTotals]) -> UsageTotals:
     """Return what ``total`` has beside the sums that are shown."""
-    counts = {
-        name: getattr(total, name) - sum(getattr(one, name) for one in shown)
+    counts: dict[str, Any] = {
+        name: (getattr(total, name) or 0) - sum(getattr(one, name) or 0 for one in shown)
         for name in UsageTotals.model_fields
         if name not in ("key", "cost_usd")
     }
@@ -212,7 +228,7 @@ def _build_plots(
         charts.build_plot(
             "Errors",
             build_columns(
-                lambda sums: f"{describe_errors(sums)}, {sums.errors:,} of {count_calls(sums.calls)}",
+                lambda sums: f"{describe_errors(sums)}, {count_failures(sums):,} of {count_requests(sums):,} requests",
                 _FIGURES["errors"],
             ), ["errors"], lambda part: f"{100 * part:.3g} %",
         ),
@@ -262,6 +278,7 @@ async def show_costs(page: Page) -> Response:
         plots=_build_plots(days, by_day.total, hrefs),
         days=[(day, sums, href) for (day, sums), href in zip(reversed(days), reversed(hrefs), strict=True) if sums],
         rows=rows,
+        failures=by_day.failures,
         count=count,
         runs_href=_link_runs(page, filters, period.query),
         bar_width=charts.BAR_WIDTH,
@@ -280,6 +297,7 @@ _FORMATS: Mapping[str, Any] = {
     "describe_cost": describe_cost,
     "latency": get_latency,
     "describe_errors": describe_errors,
+    "count_failures": count_failures,
 }
 
 

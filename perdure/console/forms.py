@@ -14,13 +14,14 @@ from typing import Any, Literal
 
 from ..client.pages import gather_bounded
 from ..errors import InvalidInputError
+from ..types.visible_text import hides_characters
 from ..web.approvals import PendingCall as InboxCall
 from ..web.limits import parse_json_body
 from ..web.lists import read_visible_agents
 from ..web.operations import Call
 from ..web.problems import WebError
 from .access import Form
-from .texts import format_json, hides_characters, mark_changes
+from .texts import format_json, mark_changes
 
 MAX_FIELDS = 60
 """Most fields of a form; arguments with more are changed as JSON."""

@@ -18,11 +18,12 @@ from urllib.parse import quote
 from starlette.responses import JSONResponse, Response
 
 from ..client.pages import gather_bounded
-from ..errors import InvalidInputError, PerdureError, RunNotFoundError
+from ..errors import InvalidInputError, PerdureError, RunNotFoundError, join_sentences
 from ..ports.store import RunRow
 from ..ports.waits import WaitRow
 from ..types.approvals import DecidedApproval, WaitingCall, hash_arguments, hash_name
 from ..types.interface import Status
+from ..types.run_states import OPEN_STATES
 from ..web.approvals import ApprovalsQuery, Decision, DecisionResult, Decisions, decide_approvals, list_approvals
 from ..web.approvals import PendingCall as InboxCall
 from ..web.auth import Resource
@@ -60,7 +61,8 @@ from .sign_ins import may_sign_in
 from .texts import format_value
 from .transcript import CallBlock, Transcript, add_stored_parts, read_first_message, read_window
 
-ROWS = 25
+FILTERS = ("agent", "kind", "tool", "tenant", "user", "text", "order", "group")
+ROWS = 50
 """Rows of a page."""
 _LONG_LINES = 12
 """Arguments that take more lines are folded: a row is to be unfolded before it is approved."""
@@ -104,7 +106,7 @@ class Row:
 async def _build_row(
     page: Page, wait: InboxCall, others: int, schema: Mapping[str, Any] | None, outcome: Outcome | None
 ) -> Row:
-    resource = Resource("session", wait.session, wait.agent, wait.tenant, wait.user)
+    resource = Resource("session", wait.run_id, wait.agent, wait.tenant, wait.user)
     is_approval = wait.kind == "approval"
     may = await page.call.may("decide" if is_approval else "send", resource)
     lines = {name: _count_lines(format_value(value)) for name, value in (wait.arguments or {}).items()}
@@ -113,8 +115,8 @@ async def _build_row(
     fields = build_answer_fields(wait.form) if has_form else []
     return Row(
         wait,
-        build_key(wait.session, wait.call_id, wait.hash),
-        json.dumps([wait.session, wait.call_id, wait.hash]),
+        build_key(wait.run_id, wait.call_id, wait.hash),
+        json.dumps([wait.run_id, wait.call_id, wait.hash]),
         may,
         is_long=is_long,
         folded=[name for name, count in lines.items() if is_long and count > _LONG_VALUE_LINES],
@@ -132,8 +134,8 @@ def _count_lines(text: str) -> int:
 
 def _read_query(page: Page) -> ApprovalsQuery:
     given = page.request.query_params
-    fields: dict[str, Any] = {"limit": ROWS, "by_expiry": given.get("order") == "expiry"}
-    fields |= {name: given[name].strip() for name in ("agent", "kind", "cursor") if given.get(name, "").strip()}
+    fields: dict[str, Any] = {"limit": ROWS}
+    fields |= {name: given[name].strip() for name in (*FILTERS, "cursor") if given.get(name, "").strip()}
     return validate(ApprovalsQuery, fields, "the address")
 
 
@@ -145,7 +147,7 @@ async def _list_rows(page: Page) -> tuple[list[Row], str | None]:
     schemas = await find_tool_schemas(
         page.call, [wait for wait in listed.data if wait.kind == "approval" and not wait.is_cut]
     )
-    deferred = await find_decisions(page, [wait.session for wait in listed.data])
+    deferred = await find_decisions(page, [wait.run_id for wait in listed.data])
     outcomes = {name: describe_row(page, row) for name, row in deferred.items()}
     return [
         await _build_row(
@@ -153,7 +155,7 @@ async def _list_rows(page: Page) -> tuple[list[Row], str | None]:
             wait,
             max(counts[wait.tenant, wait.user] - 1, 0) if wait.user else 0,
             schemas.get((wait.agent, wait.tool)),
-            outcomes.get((wait.session, wait.call_id, wait.hash)),
+            outcomes.get((wait.run_id, wait.call_id, wait.hash)),
         )
         for wait in listed.data
     ], listed.cursor
@@ -163,7 +165,7 @@ async def _list_visible_waits(page: Page, query: ApprovalsQuery) -> tuple[list[t
     """List the first waits that the visitor may see, with their runs, as the store has them: no run is asked. Also
     return whether there are no more."""
     store = await page.call.client.store()
-    rows = await store.list_waits(agent=query.agent, kind=query.kind, by_expiry=query.by_expiry, limit=_KEYS)
+    rows = await store.list_waits(**query.model_dump(include=set(FILTERS)), limit=_KEYS)
     known = await store.get_runs([row.context_id for row in rows])
     pairs = [(row, known[row.context_id]) for row in rows if row.context_id in known]
     visible = [
@@ -190,7 +192,7 @@ async def show_inbox(page: Page) -> Response:
 
 def _describe_filters(page: Page) -> dict[str, Any]:
     given = page.request.query_params
-    filters = {name: given[name] for name in ("agent", "kind", "order") if given.get(name)}
+    filters = {name: given[name] for name in FILTERS if given.get(name)}
     return {"filters": filters, "is_first": "cursor" not in given}
 
 
@@ -206,11 +208,11 @@ async def list_changes(page: Page) -> Response:
 
 
 def _build_outcome(item: Decision, result: DecisionResult, me: str) -> Outcome:
-    key = build_key(item.session, item.call_id, item.hash)
+    key = build_key(item.run_id, item.call_id, item.hash)
     if result.decided is not None:
         title, text, tone = describe_decision(result.decided, me)
-        return Outcome(key, tone, title, text, item.session, result.decided.name, at=result.decided.at)
-    return build_problem_outcome(key, item.session, cast(dict[str, Any], result.problem))
+        return Outcome(key, tone, title, text, item.run_id, result.decided.tool, at=result.decided.at)
+    return build_problem_outcome(key, item.run_id, cast(dict[str, Any], result.problem))
 
 
 async def decide_rows(page: Page) -> Response:
@@ -231,7 +233,7 @@ async def decide_rows(page: Page) -> Response:
         items, outcomes = await _refuse_unselectable(page, items)
     decisions = [
         Decision(
-            session=session,
+            run_id=session,
             call_id=call_id,
             hash=shown,
             decision="approve" if decision == "approve" else "deny",
@@ -250,18 +252,18 @@ async def decide_rows(page: Page) -> Response:
 
 async def _defer(page: Page, item: Decision) -> Outcome:
     """Take a decision that can be taken back, if the call still waits."""
-    names = item.session, item.call_id, item.hash
+    names = item.run_id, item.call_id, item.hash
     try:
-        call = await _open_call(page, item.session)
+        call = await _open_call(page, item.run_id)
         await call.authorize("decide", cast(str, item.decision))
         pending, status = await find_pending(call, item.call_id)
-        tool = pending.name if pending else await find_waiting_tool(page, names) if status.reason else ""
+        tool = pending.tool if pending else await find_waiting_tool(page, names) if status.reason else ""
         if not tool or (pending is not None and pending.hash != item.hash):
             gone = await _describe_gone(page, call, item)
             return replace(gone, title="Decided already", text=f"{gone.title}. {gone.text}") if gone.is_over else gone
         return await defer_decision(page, call, names, tool, {"decision": item.decision, "comment": item.comment})
     except PerdureError as error:
-        return build_problem_outcome(build_key(*names), item.session, json.loads(bytes(build_problem(error).body)))
+        return build_problem_outcome(build_key(*names), item.run_id, json.loads(bytes(build_problem(error).body)))
 
 
 async def _refuse_unselectable(
@@ -291,7 +293,7 @@ async def _describe_unlisted(page: Page, item: tuple[str, str, str]) -> Outcome:
         call = await _open_call(page, session)
     except (RunNotFoundError, ForbiddenError):
         return Outcome(build_key(*item), "warn", "Not decided", "There is no such call, or none that you may see.")
-    return await _describe_gone(page, call, Decision(session=session, call_id=call_id, hash=shown))
+    return await _describe_gone(page, call, Decision(run_id=session, call_id=call_id, hash=shown))
 
 
 async def _open_call(page: Page, session: str) -> Call:
@@ -309,10 +311,10 @@ async def _answer_row(page: Page, item: tuple[str, str, str], error: str | None)
     call = await _open_call(page, session)
     pending, _ = await find_pending(call, call_id)
     if pending is None or pending.hash != shown:
-        decision = Decision(session=session, call_id=call_id, hash=shown, value=None)
+        decision = Decision(run_id=session, call_id=call_id, hash=shown, value=None)
         return await _show_outcomes(page, [await _describe_gone(page, call, decision)])
     value = None if error is not None else read_answer(page.form, pending.form)
-    decision = Decision(session=session, call_id=call_id, hash=shown, value=value, error=error)
+    decision = Decision(run_id=session, call_id=call_id, hash=shown, value=value, error=error)
     answer = await decide_approvals(replace(page.call, body=Decisions(decisions=[decision])))
     return await _show_outcomes(page, [_build_outcome(decision, answer.results[0], page.call.by)])
 
@@ -328,26 +330,26 @@ async def _show_outcomes(page: Page, outcomes: Sequence[Outcome]) -> Response:
 async def show_outcome(page: Page) -> Response:
     """Show, in the place of a row's buttons, what became of a call that waits no longer."""
     shown = page.request.query_params.get("hash", "")
-    decision = Decision(session=page.call.params["id"], call_id=page.call.params["call_id"], hash=shown or "-")
+    decision = Decision(run_id=page.call.params["id"], call_id=page.call.params["call_id"], hash=shown or "-")
     return page.render("outcomes.html", outcomes=[await _describe_gone(page, page.call, decision)])
 
 
 async def _describe_gone(page: Page, call: Call, item: Decision) -> Outcome:
-    key = build_key(item.session, item.call_id, item.hash)
-    if (deferred := await find_outcome(page, item.session, item.call_id, item.hash)) is not None:
+    key = build_key(item.run_id, item.call_id, item.hash)
+    if (deferred := await find_outcome(page, item.run_id, item.call_id, item.hash)) is not None:
         return deferred
     pending, status = await find_pending(call, item.call_id)
     if pending is not None:
         if pending.hash == item.hash:
-            return Outcome(key, "warn", "It still waits", "Load the page to decide on it.", item.session, is_over=False)
-        return Outcome(key, "warn", "It has changed", "The call waits with other arguments now.", item.session)
+            return Outcome(key, "warn", "It still waits", "Load the page to decide on it.", item.run_id, is_over=False)
+        return Outcome(key, "warn", "It has changed", "The call waits with other arguments now.", item.run_id)
     past = find_decided(status, item.call_id)
-    if past is None and status.reason and status.state in ("running", "waiting", "paused"):
-        return Outcome(key, "warn", "The run does not answer", status.reason, item.session, is_over=False)
+    if past is None and status.reason and status.state in OPEN_STATES:
+        return Outcome(key, "warn", "The run does not answer", status.reason, item.run_id, is_over=False)
     if past is None:
-        return Outcome(key, "warn", "It waits no longer", f"The run is {status.state}.", item.session)
+        return Outcome(key, "warn", "It waits no longer", f"The run is {status.state}.", item.run_id)
     title, text, tone = describe_decision(past, page.call.by)
-    return Outcome(key, tone, title, text, item.session, past.name, at=past.at)
+    return Outcome(key, tone, title, text, item.run_id, past.tool, at=past.at)
 
 
 def find_decided(status: Status, call_id: str) -> DecidedApproval | None:
@@ -374,22 +376,22 @@ async def _show_call(page: Page, *, problem: str | None = None, status_code: int
         if deferred is not None and deferred.is_pending:
             shown = _find_arguments(pending, block)
             count = await count_pending(page)
-            return page.render("decided.html", outcome=deferred, name=pending.name, arguments=shown, count=count)
+            return page.render("decided.html", outcome=deferred, name=pending.tool, arguments=shown, count=count)
         if deferred is not None and not deferred.is_over:
             problem = problem or f"{deferred.title}. {deferred.text}"
     if pending is None:
         past = find_decided(status, call_id)
         if past is None and not isinstance(block, CallBlock):
             raise NotFoundError("there is no such call")
-        outcome = await _describe_gone(page, page.call, Decision(session=status.context_id, call_id=call_id, hash="-"))
+        outcome = await _describe_gone(page, page.call, Decision(run_id=status.context_id, call_id=call_id, hash="-"))
         shown = block.arguments if isinstance(block, CallBlock) else None
-        name = past.name if past is not None else cast(CallBlock, block).name
+        name = past.tool if past is not None else cast(CallBlock, block).name
         count = await count_pending(page)
         return page.render("decided.html", outcome=outcome, name=name, arguments=shown, count=count)
     arguments = _find_arguments(pending, block)
     if len(json.dumps(arguments)) > _MAX_SHOWN_CHARS:
         arguments = None
-    schema = await find_tool_schema(page.call, status.agent, pending.name)
+    schema = await find_tool_schema(page.call, status.agent, pending.tool)
     is_approval = pending.kind == "approval"
     fields = build_fields(schema, arguments) if is_approval and arguments is not None else []
     blocks = [known for known in transcript.blocks.values() if known.key != f"c-{call_id}"][-_CONTEXT_BLOCKS:]
@@ -413,7 +415,7 @@ async def _show_call(page: Page, *, problem: str | None = None, status_code: int
         given=await read_given_results(page.call),
         others=await _list_others(page, resource, call_id),
         count=await count_pending(page),
-        standing=[one for one in status.standing if one.tool == pending.name],
+        standing=[one for one in status.standing if one.tool == pending.tool],
         values=page.form,
     )
 
@@ -441,7 +443,7 @@ def _find_arguments(pending: WaitingCall, block: Any) -> Mapping[str, Any] | Non
     """Return the arguments that the hash is of, in the model's order, which the events have; large ones only they
     have."""
     given = block.arguments if isinstance(block, CallBlock) else None
-    if given is not None and hash_arguments(pending.call_id, pending.name, given) == pending.hash:
+    if given is not None and hash_arguments(pending.call_id, pending.tool, given) == pending.hash:
         return given
     return pending.arguments
 
@@ -477,7 +479,7 @@ async def decide_call(page: Page, back: str | None = None) -> Response:
     except InvalidInputError as error:
         if page.wants_fragment:
             raise
-        message = " ".join(filter(None, [error.message, error.hint]))
+        message = join_sentences(error.message, error.hint)
         return await _show_call(page, problem=message, status_code=400)
     except PerdureError as error:
         if page.wants_fragment or build_problem(error).status_code != 409:
@@ -499,12 +501,12 @@ async def _defer_event(page: Page, event: Any, back: str | None) -> Response:
         if not page.wants_fragment:
             return await _show_call(page, problem="The call has changed, or waits no longer.", status_code=409)
         outcome = await _describe_gone(
-            page, page.call, Decision(session=session, call_id=call_id, hash=event.hash or "-")
+            page, page.call, Decision(run_id=session, call_id=call_id, hash=event.hash or "-")
         )
     else:
         fields = {"comment": event.comment, "arguments": event.arguments, "always": event.always or None}
         fields["decision"] = event.decision
-        outcome = await defer_decision(page, page.call, (session, call_id, pending.hash), pending.name, fields)
+        outcome = await defer_decision(page, page.call, (session, call_id, pending.hash), pending.tool, fields)
     if page.wants_fragment:
         return page.render("outcomes.html", outcomes=[outcome])
     return page.redirect(back or f"/inbox/{quote(session, safe='')}/{quote(call_id, safe='')}")
@@ -546,7 +548,7 @@ async def _review_change(page: Page) -> Response:
         return await _show_call(page)
     block = (await _read_context(page)).blocks.get(f"c-{call_id}")
     old = _find_arguments(pending, block) or {}
-    schema = await find_tool_schema(page.call, status.agent, pending.name)
+    schema = await find_tool_schema(page.call, status.agent, pending.tool)
     if "arguments" in page.form:
         new = parse_json_field("arguments", page.form.get("arguments"))
         if not isinstance(new, dict):

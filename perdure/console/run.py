@@ -28,6 +28,8 @@ from ..types.events import Event, ModelCompleted, ModelDelta
 from ..types.interface import Status
 from ..types.messages import Message, Usage
 from ..types.run_ids import get_parent_id
+from ..types.run_states import ENDED_STATES, OPEN_STATES
+from ..types.visible_text import show_controls
 from ..web.auth import Resource, Verb
 from ..web.files import get_file
 from ..web.forks import NewFork, fork_session
@@ -39,7 +41,7 @@ from .compare import find_origin
 from .decisions import STATUS_SECONDS
 from .inbox import count_pending
 from .pages import HEADERS, Page, PageRoute, build_context, build_templates
-from .texts import render_in_thread, show_controls
+from .texts import render_in_thread
 from .transcript import (
     Block,
     CallBlock,
@@ -64,7 +66,6 @@ _TREE_RUNS = 40
 _TREE_DEPTH = 4
 _PINNED = 50
 """Waits that the page shows at its top."""
-_ENDED = ("completed", "failed", "cancelled", "terminated", "timed_out")
 _INHERITED = 20
 """Messages of a fork's origin that its page shows."""
 
@@ -145,13 +146,14 @@ async def _read_tree(page: Page, id: str, view: View | None, depth: int = 0) -> 
     children = _list_shown_children(view) if view is not None and view.window.last > _LONG_RUN_EVENTS else None
     store = await page.call.client.store()
     for child in children if children is not None else [child.id for child in (await list_subagents(call)).data]:
-        row = await store.get_run(child)
-        if row is None:  # it has not begun
+        row, failures = await store.get_run(child), (await store.list_run_failures([child])).get(child, ())
+        known = row or next((call for call in failures if call.context_id == child), None)
+        if known is None:  # it has not begun
             continue
-        resource = Resource("session", child, row.agent, row.tenant, row.user)
+        resource = Resource("session", child, known.agent, known.tenant, known.user)
         if not await page.call.may("read", resource):
             continue
-        nodes.append(TreeNode(child, row.agent, row.status, depth))
+        nodes.append(TreeNode(child, known.agent, "held_up" if failures or row is None else row.status, depth))
         if depth < _TREE_DEPTH and len(nodes) < _TREE_RUNS:
             nodes += await _read_tree(page, child, None, depth + 1)
     return nodes[:_TREE_RUNS]
@@ -186,7 +188,7 @@ async def _list_waits(page: Page, status: Status | None) -> list[ShownWait]:
     """List what waits: of the run as it says itself, else as the store has it, as what waits in the runs below it."""
     run_id, resource = page.call.params["id"], page.call.resource or Resource("session")
     own = None if status is None else [
-        ShownWait(run_id, one.call_id, one.kind, one.name, one.hash, one.expires, one.on_expiry, one.separate)
+        ShownWait(run_id, one.call_id, one.kind, one.tool, one.hash, one.expires, one.on_expiry, one.separate)
         for one in status.approvals
     ]  # fmt: skip
     found = list(own or ())
@@ -209,21 +211,24 @@ async def _build_panel(page: Page, view: View, seconds: float) -> dict[str, Any]
     """Build what stands beside the transcript. ``seconds``: how long the run may take to say what it does."""
     resource = page.call.resource or Resource("session", page.call.params["id"])
     status, tree = await asyncio.gather(read_status(page, seconds), _read_tree(page, page.call.params["id"], view))
-    spans, seconds = build_waterfall(view.transcript, format_utc_now())
     row = await (await page.call.client.store()).get_run(page.call.params["id"])
     verbs: tuple[Verb, ...] = ("send", "decide", "operate")
     may = {verb: await page.call.may(verb, resource) for verb in verbs}
     parent = get_parent_id(page.call.params["id"])
     state = status.state if status is not None else row.status if row is not None else "unknown"
+    closed = None
+    if state in ENDED_STATES:
+        closed = status.since if status is not None and status.since is not None else row.updated_at if row else None
+    spans, seconds = build_waterfall(view.transcript, format_utc_now(), closed)
     return {
         "run_id": page.call.params["id"],
         "resource": resource,
         "run": status,
         "row": row,
         "state": state,
-        "is_open": state in ("running", "waiting", "paused"),
+        "is_open": state in OPEN_STATES,
         "usage": status.usage if status is not None else Usage(),
-        "waits": await _list_waits(page, status) if state not in _ENDED else (),
+        "waits": await _list_waits(page, status) if state not in ENDED_STATES else (),
         "tree": tree,
         "parent": parent,
         "spans": spans,

@@ -16,13 +16,14 @@ from typing import Any, Literal, get_args
 from starlette.responses import Response
 
 from ..client.pages import gather_bounded
+from ..client.run_states import refine_states
 from ..client.visibility import build_run_summary, read_pending_memo
 from ..errors import InvalidInputError, PerdureError, RunNotFoundError
-from ..ports.store import RunRow
 from ..ports.usage import RunUsage
-from ..ports.waits import RunWaits, WaitRow
+from ..ports.waits import WaitRow
+from ..types.run_states import StateFilter
 from ..web.auth import Resource, get_list_scope
-from ..web.lists import SessionRow, SessionsQuery, SessionState, list_sessions, read_visible_agents
+from ..web.lists import SessionRow, SessionsQuery, list_sessions, read_visible_agents
 from ..web.operations import validate
 from ..web.problems import build_problem
 from ..web.sessions import SessionEvent, post_event
@@ -44,8 +45,6 @@ class RunRowView:
     """A run of the list, with what the store has of it."""
 
     run: SessionRow
-    state: str
-    """As the run's page has it: a session that waits for a message is waiting."""
     usage: RunUsage | None
     """So far, with subagents; None for a subagent, and while nothing is recorded."""
     iterations: int
@@ -89,7 +88,7 @@ async def _show_runs(page: Page, results: Sequence[ActionResult]) -> Response:
         filters=filters,
         next_filters=next_filters,
         count=count,
-        states=get_args(SessionState),
+        states=get_args(StateFilter),
         periods=_PERIODS,
         suggestions=suggestions,
         results=results,
@@ -146,15 +145,9 @@ async def _read_rows(page: Page, runs: Sequence[SessionRow]) -> list[RunRowView]
         row, known = recorded.get(run.id), waits[run.id]
         shown = [wait for wait in known.waits if await _may_read(page, run, wait)]
         iterations = 0 if row is None else row.iterations
-        return RunRowView(run, find_state(run, row, known), usage.get(run.id), iterations, shown)
+        return RunRowView(run, usage.get(run.id), iterations, shown)
 
     return await gather_bounded(build, runs)
-
-
-def find_state(run: SessionRow, row: RunRow | None, known: RunWaits) -> str:
-    """Return the state of a run as its own page has it: Temporal does not know that a session waits for a message."""
-    waits_for_message = row is not None and row.status == "waiting" and not known.is_at_work
-    return "waiting" if run.status == "running" and waits_for_message else run.status
 
 
 async def _may_read(page: Page, run: SessionRow, wait: WaitRow) -> bool:
@@ -200,11 +193,12 @@ async def _read_chosen(page: Page, id: str) -> ChosenRun:
         if not await page.call.may("read", resource):
             return ChosenRun(id)
         execution = await page.call.client.run(id).describe()
-        state = (await build_run_summary(page.call.client, execution)).status
+        [summary] = await refine_states(page.call.client, [await build_run_summary(page.call.client, execution)])
+        state = summary.status
         pending = await read_pending_memo(execution) if execution.close_time is None else ()
     except RunNotFoundError:
         return ChosenRun(id)
-    waiting = None if pending is None else [call.name for call in pending]
+    waiting = None if pending is None else [call.tool for call in pending]
     return ChosenRun(id, state, resource.agent or "", resource.user or "", waiting)
 
 

@@ -44,6 +44,7 @@ from ..types.events import (
 )
 from ..types.interface import FINISH_TOOL
 from ..types.messages import BlobRef, FilePart, Message, ThinkingPart, ToolCallPart, Usage, parse_messages
+from ..types.run_states import ENDED_STATES
 from .texts import format_count, format_duration
 
 logger = logging.getLogger("perdure.console")
@@ -83,7 +84,8 @@ class ReplyBlock(Block):
 
     iteration: int = 0
     model: str = ""
-    state: Literal["waiting", "writing", "done", "retracted"] = "waiting"
+    state: Literal["waiting", "writing", "done", "retracted", "unanswered"] = "waiting"
+    """``unanswered``: its turn has ended without it."""
     text: str = ""
     thinking: str = ""
     blob: BlobRef | None = None
@@ -163,6 +165,8 @@ class Transcript:
         self.blocks: dict[str, Block] = {}
         self._reply: ReplyBlock | None = None
         self.last_seq = 0
+        self.ended = ""
+        """When the run has ended; empty while it is open, and again once a message has opened it."""
 
     def add_all(self, events: Iterable[Event]) -> Transcript:
         """Fold ``events``, and return the transcript."""
@@ -187,8 +191,21 @@ class Transcript:
                 block.progress.append(_describe_attempt(event))
                 return [block]
             case _:
+                changed = self._end_reply(event) if isinstance(event, RunEvent | TurnEvent) else []
                 note = _build_note(event)
-                return [] if note is None else [self._put(note)]
+                return changed if note is None else [*changed, self._put(note)]
+
+    def _end_reply(self, event: RunEvent | TurnEvent) -> list[Block]:
+        """Note the end of the run or of its turn: the reply that was awaited does not come."""
+        is_end = event.state in ENDED_STATES
+        if isinstance(event, RunEvent):
+            self.ended = event.at if is_end else ""
+        reply = self._reply
+        if not is_end or reply is None:
+            return []
+        reply.state, reply.ended = "unanswered", event.at
+        self._reply = None
+        return [reply]
 
     def _put(self, block: Block) -> Block:
         return self.blocks.setdefault(block.key, block)
@@ -211,7 +228,7 @@ class Transcript:
             self._put(reply)
         match event:
             case ModelStarted():
-                reply.model, reply.attempt, reply.started = event.model, event.attempt, event.at
+                reply.model, reply.attempt, self.ended = event.model, event.attempt, ""
                 reply.text = reply.thinking = reply.writes_call = ""
                 reply.state = "waiting"
             case ModelDelta():
@@ -224,7 +241,7 @@ class Transcript:
         return [reply]
 
     def _complete_reply(self, reply: ReplyBlock, event: ModelCompleted) -> list[Block]:
-        reply.state, reply.ended, reply.model = "done", event.at, event.model or reply.model
+        reply.state, reply.ended, reply.model = "done", event.at, _name_model(reply.model, event.model)
         reply.text, reply.blob, reply.thinking = event.text, event.blob, ""
         reply.usage, reply.cost_usd, reply.finish_reason = event.usage, event.cost_usd, event.finish_reason
         reply.head, reply.writes_call = event.head, ""
@@ -298,6 +315,12 @@ def _build_message(event: MessageInjected) -> MessageBlock:
     )
 
 
+def _name_model(asked: str, answered: str) -> str:
+    """Return the name of the model that answered, with the provider of the one that was asked: APIs leave it out."""
+    provider, colon, _ = asked.partition(":")
+    return f"{provider}:{answered}" if colon and answered and ":" not in answered else answered or asked
+
+
 def _extend(reply: ReplyBlock, delta: ModelDelta) -> None:
     """Add a piece of a reply, unless it is known. One whose beginning is missing is left out: the whole reply comes."""
     reply.state = "writing"
@@ -334,6 +357,8 @@ _TURN_TONES: Mapping[str, Literal["plain", "good", "bad", "warn"]] = {
 _RUN_TITLES = {
     "started": "Run started",
     "waiting": "Waits for the next message",
+    "held_up": "Held up",
+    "recovered": "Recovered",
     "paused": "Paused",
     "resumed": "Resumed",
     "completed": "Run completed",
@@ -352,7 +377,7 @@ def _build_note(event: Event) -> NoteBlock | None:
             return None
         case TurnEvent():
             note.title, note.tone = f"Turn {event.state}", _TURN_TONES[event.state]
-            parts = [f"{event.iterations} model call{'' if event.iterations == 1 else 's'}"] if event.iterations else []
+            parts = [f"{event.iterations} iteration{'' if event.iterations == 1 else 's'}"] if event.iterations else []
             total = event.usage.total_tokens
             parts += [f"{format_count(total)} tokens"] if total else []
             parts += [f"${event.cost_usd:.4f}"] if event.cost_usd else []
@@ -361,7 +386,7 @@ def _build_note(event: Event) -> NoteBlock | None:
         case RunEvent():
             note.title = _RUN_TITLES.get(event.state, event.state)
             bad = event.state in ("failed", "terminated", "timed_out")
-            note.tone = "bad" if bad else "warn" if event.state in ("paused", "cancelled") else "plain"
+            note.tone = "bad" if bad else "warn" if event.state in ("held_up", "paused", "cancelled") else "plain"
             by = f"by {event.by}" if event.by else ""
             error = f"{event.error_type}: {event.error}" if event.error_type else ""
             note.text = " · ".join(part for part in (by, event.reason or "", error) if part)

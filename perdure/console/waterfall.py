@@ -25,8 +25,14 @@ class Span:
     is_bad: bool = False
 
 
-def build_waterfall(transcript: Transcript, now: str) -> tuple[list[Span], float]:
-    """Build the bars of the model calls, tool calls and waits on a page, and the seconds that they span together."""
+def build_waterfall(transcript: Transcript, now: str, closed: str | None = None) -> tuple[list[Span], float]:
+    """Build the bars of the model calls, tool calls and waits on a page, and the seconds that they span together.
+
+    Of a run that has ended, what had no end of its own ended with it: only an open run goes on until ``now``.
+    ``closed``: when it ended, for a page without the event of it.
+    """
+    ended = transcript.ended or closed
+    now = ended or now
     raw: list[tuple[Block, str, Literal["model", "tool", "wait", "child"], str, str]] = []
     for block in transcript.blocks.values():
         if isinstance(block, ReplyBlock) and block.started:
@@ -55,7 +61,7 @@ def build_waterfall(transcript: Transcript, now: str) -> tuple[list[Span], float
         spans.append(
             Span(
                 block.seq, label, kind, (first - begin).total_seconds() / total * 1000,
-                max(seconds / total * 1000, 3.0), seconds, not end_text,
+                max(seconds / total * 1000, 3.0), seconds, not end_text and not ended,
                 reply.usage.total_tokens if reply else 0, reply.cost_usd if reply else None,
                 block.state == "error" if isinstance(block, CallBlock) else bool(reply and reply.state == "retracted"),
             )

@@ -11,7 +11,7 @@ import json
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Literal
 
 from starlette.responses import Response
@@ -30,9 +30,12 @@ from ..client.queues import (
     list_flagged_executions,
     list_open_executions,
 )
+from ..client.run_states import build_held_up
 from ..client.visibility import attribute_of
-from ..errors import PerdureError
-from ..types.interface import AGENT_ATTRIBUTE
+from ..errors import PerdureError, StoreError
+from ..ports.failures import FailedAttempts, FailureFilter
+from ..ports.times import timestamp
+from ..types.interface import AGENT_ATTRIBUTE, HeldUp
 from ..web.lists import read_visible_agents
 from ..web.problems import ForbiddenError
 from .agents import sees_all_runs
@@ -51,6 +54,9 @@ MAX_CHECKED_RUNS = 1000
 _THOROUGH_SECONDS, _LIST_SECONDS = 12.0, 4.0
 """Longest time of a thorough look, and of the list before it."""
 _QUEUE_CHARS = 1000
+FAILURE_HOURS = 24
+"""Hours of which the page shows failed attempts."""
+_SHOWN_CALLS, _SHOWN_CAUSES = 20, 20
 _LATE_SECONDS = {"workflow": 5.0, "activity": 30.0}
 """Age of the oldest task in a backlog from which more workers are needed."""
 _AGENTS_NAMED = 6
@@ -86,6 +92,34 @@ class Runs:
     silence: str | None = None
 
 
+@dataclass(frozen=True)
+class Outages:
+    """What fails at present, and has failed lately."""
+
+    held_up: Sequence[HeldUp] = ()
+    """The calls that hold runs up, those that have failed for longest first."""
+    runs: int = 0
+    """Runs at the top that are held up."""
+    failures: Sequence[FailedAttempts] = ()
+    """Failed attempts of the last ``FAILURE_HOURS``, by cause, the most first."""
+    silence: str | None = None
+
+
+async def _read_outages(page: Page) -> Outages:
+    """Read what fails. The store alone knows it; where it does not answer, the page says so."""
+    since = timestamp(datetime.now(UTC) - timedelta(hours=FAILURE_HOURS))
+    try:
+        store = await page.call.client.store()
+        calls, runs, failures = await asyncio.gather(
+            store.list_failing_calls(limit=_SHOWN_CALLS),
+            store.count_held_up(),
+            store.sum_failed_attempts(filter=FailureFilter(since), limit=_SHOWN_CAUSES),
+        )
+    except StoreError as error:
+        return Outages(silence=error.message)
+    return Outages([build_held_up(call) for call in calls], runs, failures)
+
+
 async def show_workers(page: Page) -> Response:
     """Show the task queues of open runs and agents, or the one that the address names."""
     if not sees_all_runs(page.call.caller) or page.call.caller.agents is not None:
@@ -97,12 +131,13 @@ async def show_workers(page: Page) -> Response:
     named, is_thorough = given.get("queue", "").strip()[:_QUEUE_CHARS], given.get("check") == "all"
     client = page.call.client
     limit = MAX_CHECKED_RUNS if is_thorough else _LISTED_RUNS
-    listed, flagged, deployments, tool_queues, count = await asyncio.gather(
+    listed, flagged, deployments, tool_queues, count, outages = await asyncio.gather(
         ask(list_open_executions(client, limit), seconds=_LIST_SECONDS if is_thorough else ANSWER_SECONDS),
         ask(list_flagged_executions(client, _FLAGGED_RUNS)),
         ask(list_deployments(client)),
         _list_tool_queues(page),
         count_pending(page),
+        _read_outages(page),
     )
     if isinstance(listed, Silence):
         names = [named or client.task_queue]
@@ -124,6 +159,8 @@ async def show_workers(page: Page) -> Response:
         named=named,
         faults=sorted(faults, key=lambda fault: fault.tone != "bad"),
         runs=runs,
+        outages=outages,
+        failure_hours=FAILURE_HOURS,
         is_thorough=is_thorough,
         deployments=deployments if not isinstance(deployments, Silence) else (),
         deployments_silence=deployments.reason if isinstance(deployments, Silence) else None,

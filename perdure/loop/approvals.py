@@ -39,6 +39,7 @@ from .waits import (
     CallWait,
     check_requester_room,
     has_requested,
+    list_requesters,
     mark_reminder_due,
     pending_waits,
     record_requester,
@@ -156,7 +157,8 @@ def update_approval_waits(state: RunState, now: datetime) -> None:
 def list_pending_approvals(state: RunState) -> list[WaitingCall]:
     """List the waits for a person as ``status`` shows them: approvals first."""
     waits = sorted(pending_waits(state), key=lambda wait: wait.kind != "approval")
-    return [wait.show() for wait in waits]
+    requesters = list_requesters(state) if any(wait.kind == "approval" for wait in waits) else []
+    return [wait.show(requesters) for wait in waits]
 
 
 # ---

@@ -103,8 +103,9 @@ class Restarted:
     model: str
     """``"<provider>:<model>"`` of the model that is called now."""
     error_type: str
-    """Class of the previous model's error; ``error`` is its message."""
+    """Class of the previous model's error; ``error`` is its message, ``status`` the HTTP status of the answer."""
     error: str
+    status: int | None = None
 
 
 StreamEvent = TextDelta | ThinkingDelta | ToolCallDelta | Restarted | Completed

@@ -16,6 +16,7 @@ from .audit import Audit
 from .bulk_actions import BulkActions
 from .decisions import Decisions
 from .encrypted_bodies import EncryptedBodies
+from .failures import Failures
 from .grants import Grants
 from .idempotency import Idempotency
 from .nudges import Nudges
@@ -55,8 +56,9 @@ class EventBatch:
     too late nor later.
 
     A ``model.retracted`` in a batch gets as its spans the deltas that are neither complete nor retracted before; it is
-    dropped if there are none. A ``model.completed`` gets all deltas of the conversation, retracted ones too, and they
-    are deleted with it.
+    dropped if there are none. Likewise a ``run`` of the state ``held_up`` or ``recovered`` with a ``failing_call`` is
+    dropped unless that call has just held its run up, or has done so. A ``model.completed`` gets all deltas of the
+    conversation, retracted ones too, and they are deleted with it.
 
     Events of an outcome (``Commit.events``) are written if that outcome is the first, whatever its token, also after
     the event of the run's end: a tool that acted while its run was terminated has acted, no retry will report it again,
@@ -84,6 +86,9 @@ class EventBatch:
     scheduled: str = ""
     """For a batch without ``token``: the token of the writer's activity. A batch that was scheduled before the feed's
     token, from a worker that was considered lost, changes no waits, although its events are written."""
+    tenant: str | None = None
+    """Whose run it is, and ``user``: for the attempts that fail (:class:`~.failures.Failures`)."""
+    user: str | None = None
 
 
 def build_batch_token(asked_at: str, attempt: int | None = None) -> str:
@@ -501,6 +506,7 @@ class Store(
     UsageLog,
     AgentRegistry,
     Waits,
+    Failures,
     Decisions,
     Outbox,
     Webhooks,

@@ -129,7 +129,7 @@ class ModelChain:
             if failed:
                 failed_model, error = failed[-1]
                 logger.warning("%s failed, asking %s: %s: %s", failed_model, model, type(error).__name__, error.message)
-                yield Restarted(str(model), type(error).__name__, error.message)
+                yield Restarted(str(model), type(error).__name__, error.message, getattr(error, "status", None))
             try:
                 async with aclosing(self._stream_model(model, request)) as events:
                     async for event in events:
@@ -209,6 +209,8 @@ def _merge_model_errors(failed: Sequence[tuple[ModelRef, PerdureError]]) -> Perd
         for model, each in failed
     ]
     merged = copy.copy(error)
+    if isinstance(merged, ProviderError):
+        merged.status = getattr(failed[-1][1], "status", None)  # those before were reported as the next one was called
     merged.message = f"every model of the chain failed. {'; '.join(texts)}"
     merged.args = (merged.message,)
     return merged

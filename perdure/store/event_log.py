@@ -21,6 +21,7 @@ from ..ports.webhooks import WEBHOOK_TARGET
 from ..types.run_ids import build_run_id_error
 from ..types.subagents import Lineage, PathStep
 from . import retention
+from .failures import FailureWriter
 from .retention import Reference, find_blob_references, write_references
 from .schema import Database, Rows, as_bytes, run_for_keys, shorten_key
 from .statements import Statement, load_statements
@@ -91,6 +92,8 @@ class _Feed:
     """The root run, if the conversation is in its stream."""
     path: str | None
     """The paths to it (:class:`PathHistory`)."""
+    failing: int
+    """1 while the run may have failing calls, else 0."""
     today: str = ""
     """The day of the batch; not a column, nor are the next two."""
     stream: str = field(init=False)
@@ -105,7 +108,8 @@ class _Feed:
     @property
     def state(self) -> dict[str, object]:
         """What the row says of this run alone."""
-        return {"token": self.token, "open": self.open, "first_delta": self.first_delta, "path": self.path}
+        deltas = {"open": self.open, "first_delta": self.first_delta}
+        return {"token": self.token, **deltas, "path": self.path, "failing": self.failing}
 
     def qualify_key(self, key: str | None) -> str | None:
         """Return the key as stored: keys are the run's own."""
@@ -136,13 +140,18 @@ def append_batch(
     known_keys = _read_known_keys(database, feed, batch)
     events = [new.event for new in batch.events]
     changes = [] if is_of_lost_worker else find_wait_changes(batch.context_id, events, batch.lineage)
+    failures = FailureWriter(database, feed, batch, is_of_lost_worker=is_of_lost_worker)
     targets = options.find_targets(events)
     for index, new in enumerate(batch.events):
         key = feed.qualify_key(new.key)
-        if key in known_keys or not _insert_event(database, feed, new, key, options.key_id):
+        if key in known_keys or not failures.confirm_event(index):
             continue
-        if changes:
-            _change_waits(database, feed, batch.agent, [change for change in changes if change.position == index])
+        if not _insert_event(database, feed, new, key, options.key_id):
+            continue
+        due = [change for change in changes if change.position == index] if changes else []
+        if due:
+            _change_waits(database, feed, batch.agent, due)
+        failures.note_event(index, new.event.type, due)
         for target in [target for position, target in targets if position == index]:
             row = {"stream": feed.stream, "seq": feed.seq, "target": target, "context_id": feed.context_id}
             lease = {"taken": 0, "owner": "", "leased_until": ""}
@@ -161,7 +170,7 @@ def append_batch(
 def _lock_feed(database: Database, context_id: str, lineage: Lineage | None = None) -> _Feed:
     """Create the feed as given, or lock the existing one."""
     root, path = (None, None) if lineage is None else (lineage.root, encode_path(lineage.path))
-    empty = {"seq": 0, "token": "", "open": 0, "first_delta": 0}
+    empty = {"seq": 0, "token": "", "open": 0, "first_delta": 0, "failing": 0}
     [row] = database.run(SQL.lock_feed, context_id=context_id, **empty, root=root, path=path)
     feed = _Feed(*row)
     if root is not None and feed.root != root:
@@ -210,8 +219,8 @@ def _change_waits(database: Database, feed: _Feed, agent: str, changes: Iterable
             database.run(SQL.delete_wait, **row)
         else:
             row |= {"root": feed.stream, "agent": agent, "kind": change.kind, "tool": change.tool, "hash": change.hash}
-            times = {"created_at": change.created_at, "expires_at": change.expires_at}
-            database.run(SQL.write_wait, **row, **times, seq=feed.seq)
+            row |= {"created_at": change.created_at, "expires_at": change.expires_at}
+            database.run(SQL.write_wait, **row, summary=change.summary, amount=change.amount, seq=feed.seq)
 
 
 def _insert_event(database: Database, feed: _Feed, new: NewEvent, key: str | None, key_id: str | None) -> bool:

@@ -3,13 +3,14 @@
 
 -- name: lock_feed
 -- Creates the row, or locks it until the transaction ends: the order of numbers is that of the commits.
-INSERT INTO feeds (context_id, seq, token, open, first_delta, root, path)
-VALUES (:context_id, :seq, :token, :open, :first_delta, :root, :path)
+INSERT INTO feeds (context_id, seq, token, open, first_delta, root, path, failing)
+VALUES (:context_id, :seq, :token, :open, :first_delta, :root, :path, :failing)
 ON CONFLICT (context_id) DO UPDATE SET seq = feeds.seq
-RETURNING context_id, seq, token, open, first_delta, root, path
+RETURNING context_id, seq, token, open, first_delta, root, path, failing
 
 -- name: update_feed
-UPDATE feeds SET seq = :seq, token = :token, open = :open, first_delta = :first_delta, path = :path
+UPDATE feeds SET seq = :seq, token = :token, open = :open, first_delta = :first_delta, path = :path,
+    failing = :failing
 WHERE context_id = :context_id
 
 -- name: update_feed_seq
@@ -44,11 +45,15 @@ SELECT task_id, type, body FROM events
 WHERE context_id = :stream AND seq = :seq
 
 -- name: write_wait
-INSERT INTO waits (context_id, call_id, root, seq, kind, agent, tool, hash, created_at, expires_at)
-VALUES (:context_id, :call_id, :root, :seq, :kind, :agent, :tool, :hash, :created_at, :expires_at)
+INSERT INTO waits (
+    context_id, call_id, root, seq, kind, agent, tool, hash, created_at, expires_at, summary, amount
+)
+VALUES (
+    :context_id, :call_id, :root, :seq, :kind, :agent, :tool, :hash, :created_at, :expires_at, :summary, :amount
+)
 ON CONFLICT (context_id, call_id) DO UPDATE SET root = excluded.root, seq = excluded.seq, kind = excluded.kind,
     agent = excluded.agent, tool = excluded.tool, hash = excluded.hash, created_at = excluded.created_at,
-    expires_at = excluded.expires_at
+    expires_at = excluded.expires_at, summary = excluded.summary, amount = excluded.amount
 
 -- name: delete_wait
 DELETE FROM waits

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 import asyncpg
 
 from ..errors import MemoryChangedError, StoreError
+from ..ports.failures import HELD_UP_ATTEMPTS, find_failure_changes
 from ..ports.outbox import WriteOptions
 from ..ports.store import AgentRow, Claim, Commit, EventBatch, EventRow, Node, RunRow, TurnRow
 from ..ports.times import format_utc_now, timestamp
@@ -53,7 +54,7 @@ class _Write(NamedTuple):
 def _build_write(function: str, count: int, now: int = 1) -> _Write:
     """Build the statements; ``now`` is the position of the function's argument ``p_now``.
 
-    Built, not in a file: up to 67 arguments are counted, and named in the function's definition alone.
+    Built, not in a file: up to 68 arguments are counted, and named in the function's definition alone.
     """
     arguments = [f"${n}" for n in range(1, count + 1)]
     plain = f"SELECT * FROM {function}({', '.join(arguments)})"  # noqa: S608  # constants
@@ -62,9 +63,9 @@ def _build_write(function: str, count: int, now: int = 1) -> _Write:
     return _Write(plain, f"SELECT written.*, {refer} FROM {function}({', '.join(arguments)}) AS written")  # noqa: S608  # constants
 
 
-APPEND = _build_write("perdure_append_0001", 20)
-CLAIM = _build_write("perdure_claim_0001", 22, now=4)
-COMMIT = _build_write("perdure_commit_0001", 70)
+APPEND = _build_write("perdure_append_0001", 21)
+CLAIM = _build_write("perdure_claim_0001", 23, now=4)
+COMMIT = _build_write("perdure_commit_0001", 71)
 
 
 LostDelta = tuple[int | None, str | None, bytes | None]
@@ -83,7 +84,7 @@ class _EncodedBatch:
         """What the write refers to, of events and of all else."""
         if batch is None:
             self.head: list[Any] = [None] * 5
-            self._events: list[Any] = [None] * 4 + [None, None, options.key_id, None]
+            self._events: list[Any] = [None] * 7 + [options.key_id, None]
             return
         lineage = batch.lineage
         path = (None, None) if lineage is None else (lineage.root, event_log.encode_path(lineage.path))
@@ -95,6 +96,7 @@ class _EncodedBatch:
             [shorten_key(new.key) for new in batch.events],
             [encode_event_body(event) for event in events],
             _encode_wait_changes(batch, events),
+            _encode_failure_changes(batch, events),
             [str(value) for pair in options.find_targets(events) for value in pair],
             options.key_id,
             _choose_marked_event(batch),
@@ -118,6 +120,19 @@ def _encode_wait_changes(batch: EventBatch, events: Sequence[Event]) -> list[str
     if not changes:
         return []
     encoded: list[str | None] = [batch.token or batch.scheduled, batch.agent]
+    for position, *values in changes:
+        encoded += [str(position + 1), *(repr(value) if isinstance(value, float) else value for value in values)]
+    return encoded
+
+
+def _encode_failure_changes(batch: EventBatch, events: Sequence[Event]) -> list[str | None]:
+    """Return the token of the writer's activity, whose run it is, and behind these the fields of each change; empty
+    without a change."""
+    changes = find_failure_changes(events, agent=batch.agent, tenant=batch.tenant, user=batch.user)
+    if not changes:
+        return []
+    labels = [batch.agent, batch.tenant, batch.user]
+    encoded: list[str | None] = [batch.token or batch.scheduled, *labels, str(HELD_UP_ATTEMPTS)]
     for position, *values in changes:
         encoded += [str(position + 1), *values]
     return encoded

@@ -35,6 +35,8 @@ OTHER_TABLES = {
     "nodes": "shared by forks: deleted when nothing refers to them",
     "blobs": "shared by all: deleted when nothing refers to them",
     "waits": "deleted behind the feeds, whose locks their writers hold",
+    "failing_calls": "deleted behind the feeds, as the waits are",
+    "failed_attempts": "counts of no single run: what failed stays, as what was paid does",
     "run_references": "deleted behind the feeds, as the waits are",
     "node_references": "deleted with their node",
     "usage": "what was paid stays when its run is deleted",
@@ -219,7 +221,7 @@ def delete_tree(tree: RunTree, grace_day: str, deleted_at: str | None = None) ->
     feed = yield Query(SQL.delete_root_feed, {"root": tree.root})
     yield Query(SQL.delete_events, {"root": tree.root})
     yield Query(SQL.delete_outbox, {"root": tree.root})
-    for table in ("waits", "run_references"):
+    for table in ("waits", "failing_calls", "run_references"):
         yield from _run_for_keys(SQL[f"delete_{table}"], ids)
     if updated_at != tree.updated_at or (feed[0][0] if feed else None) != tree.seq:
         raise TreeChangedError

@@ -93,6 +93,10 @@ WHERE context_id IN (:keys)
 DELETE FROM waits
 WHERE context_id IN (:keys)
 
+-- name: delete_failing_calls
+DELETE FROM failing_calls
+WHERE context_id IN (:keys)
+
 -- name: delete_run_references
 DELETE FROM run_references
 WHERE context_id IN (:keys)

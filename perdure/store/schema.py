@@ -27,14 +27,24 @@ TABLES = {
     "sent": ("context_id", "message_id", "task_id"),
     "memory": ("namespace", "key", "value", "updated_at", "key_id"),
     "events": ("context_id", "seq", "task_id", "type", "key", "body", "spans", "child", "key_id"),
-    "feeds": ("context_id", "seq", "token", "open", "first_delta", "root", "path"),
+    "feeds": ("context_id", "seq", "token", "open", "first_delta", "root", "path", "failing"),
     "usage": (  # in the order of the fields of UsageRow
         *("context_id", "agent", "purpose", "provider", "model", "status", "requests", "input_tokens", "output_tokens"),
         *("cached_tokens", "cache_write_tokens", "reasoning_tokens", "cost_usd", "milliseconds", "task_id", "root"),
         *("tenant", "user_id", "key", "created_at"),
     ),
     "agents": ("hash", "name", "body", "created_at", "seen_at"),
-    "waits": ("context_id", "call_id", "root", "seq", "kind", "agent", "tool", "hash", "created_at", "expires_at"),
+    "waits": (
+        *("context_id", "call_id", "root", "seq", "kind", "agent", "tool", "hash", "created_at", "expires_at"),
+        *("summary", "amount"),
+    ),
+    "failing_calls": (  # in the order of the fields of FailingCall
+        *("context_id", "call", "root", "agent", "tenant", "user_id", "kind", "source", "error_type", "error"),
+        *("status", "attempts", "since", "last_at", "next_at", "held_up_at"),
+    ),
+    "failed_attempts": (
+        *("key", "hour", "agent", "tenant", "user_id", "kind", "source", "status", "error_type", "attempts", "ended"),
+    ),
     "outbox": ("stream", "seq", "target", "context_id", "type", "created_at", "taken", "owner", "leased_until"),
     "audit": (
         "id",

@@ -6,6 +6,7 @@ from .audit import AuditTables
 from .bulk_actions import BulkTables
 from .decisions import DecisionTables
 from .encrypted_bodies import EncryptedBodyTables
+from .failures import FailureTables
 from .grants import GrantTables
 from .idempotency import IdempotencyTables
 from .outbox import OutboxTables
@@ -20,6 +21,7 @@ from .webhooks import WebhookTables
 class StoreTables(
     ListTables,
     WaitTables,
+    FailureTables,
     DecisionTables,
     OutboxTables,
     WebhookTables,

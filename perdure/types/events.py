@@ -62,6 +62,10 @@ class ApprovalRequested(EventBase):
     name: str
     arguments: dict[str, Any] | None = None
     """None if they are too large for history."""
+    summary: str = ""
+    """The call in one line, for people: by the template of its tool, or its name and first arguments."""
+    amount: float | None = Field(default=None, exclude_if=is_none)
+    """The number of its arguments by which an inbox sorts calls."""
     hash: str = ""
     """Identifies the call with these arguments: an approval is sent with it."""
     expires_in: float | None = None
@@ -251,6 +255,10 @@ class QuestionAsked(EventBase):
     """The question of the tool."""
     arguments: dict[str, Any] | None = None
     """For a callback: its arguments."""
+    summary: str = ""
+    """The question, or the call of a callback, in one line."""
+    amount: float | None = Field(default=None, exclude_if=is_none)
+    """As of :class:`ApprovalRequested`."""
     form: dict[str, Any] | None = None
     """JSON Schema of the answer; None accepts any value."""
     consent: Consent | None = Field(default=None, exclude_if=is_none)
@@ -326,18 +334,23 @@ class RunEvent(EventBase):
 
     type: Literal["run"] = "run"
     state: Literal[
-        "started", "waiting", "paused", "resumed", "completed", "failed", "cancelled", "terminated", "timed_out"
-    ]
+        "started", "waiting", "held_up", "recovered", "paused", "resumed",
+        "completed", "failed", "cancelled", "terminated", "timed_out",
+    ]  # fmt: skip
     """``waiting`` for the next message; ``paused`` until an operator resumes it. ``resumed`` follows a pause that a
     client asked for, and ``waiting`` follows it between two turns; after any other pause, the next event is that of the
-    step that is tried again. A turn that ends while its session is paused is followed by another ``paused``."""
+    step that is tried again. A turn that ends while its session is paused is followed by another ``paused``.
+    ``held_up``: three attempts of one call have failed in a row, and more follow; ``recovered`` once that call has an
+    outcome. A run that ends, or stops that call, does not recover first."""
     agent: str = ""
     reason: str | None = None
     """Why it is paused; who or what ended it."""
     by: str | None = Field(default=None, exclude_if=is_none)
     """Who paused or resumed it."""
+    failing_call: str | None = Field(default=None, exclude_if=is_none)
+    """What holds it up, or did: the id of a tool call, or the type of the activity, as in ``error`` events."""
     error_type: str | None = None
-    """Class name of what it failed with; ``error`` is its message."""
+    """Class name of what it failed with, or of the last error of what holds it up; ``error`` is its message."""
     error: str | None = None
 
 
@@ -465,10 +478,19 @@ class ErrorEvent(EventBase):
     """The activity's type: ``tool.<name>``, ``perdure.model``, or another of the run's own."""
     error_type: str = ""
     error: str = ""
+    source: str = Field(default="", exclude_if=operator.not_)
+    """What failed: the model, ``"<provider>:<model>"``, or the tool's name. Empty for the engine's own work, and for
+    code of authors that is not a tool."""
+    status: int | None = Field(default=None, exclude_if=is_none)
+    """HTTP status of the provider's answer."""
+    fallback: str | None = Field(default=None, exclude_if=is_none)
+    """The model of the chain that is called instead, in the same attempt."""
     final: bool = False
     """Whether no further attempt follows."""
     retry_in: float | None = None
-    """Seconds from ``at`` until the next attempt, if the provider gave them: at most the agent's ``retry_wait``."""
+    """Seconds from ``at`` until the next attempt: those that the provider gave, at most the agent's ``retry_wait``, or
+    Temporal's, which grow with each failure. None if none follows, or the same call is made with a shorter
+    conversation."""
     call_id: str | None = None
 
 

@@ -29,6 +29,7 @@ from .messages import (
     clean_text,
 )
 from .plain_json import JsonObject, is_none, parse_json
+from .run_states import RunState
 from .schema_version import schema_version_field
 from .subagents import BackgroundStatus, Lineage
 
@@ -145,6 +146,10 @@ WAITING_MEMO_CALLS = 50
 FIRST_MESSAGE_MEMO = "PerdureFirstMessage"
 """Key of the memo with a hash of the message that perdure's client has started the run with: another start under the
 same id is compared with it."""
+
+STORE_MEMO = "PerdureStore"
+"""Key of the memo with the id of the store of the client that has started the run: a client of another store says so in
+lists, unless its own has the run."""
 
 TURN_MEMO = "PerdureTurn"
 """Key of the memo for the ``task_id`` of a turn, empty before the first. perdure does not read it. Workflow tasks that
@@ -414,11 +419,13 @@ class TurnStatus(Data):
 
 
 class ChildStatus(Data):
-    """A running tool call, or a branch of a step (``kind`` is ``branch``, ``name`` the agent)."""
+    """A tool call without a result, or a branch of a step (``kind`` is ``branch``, ``tool`` the agent)."""
 
     call_id: str
-    name: str
+    tool: str
     kind: str
+    state: Literal["running", "waiting"] = "running"
+    """``waiting`` for a decision or an answer: ``Status.approvals`` says for which."""
     context_id: str | None = Field(default=None, exclude_if=is_none)
     """Id of the subagent's run; also for a call that waits for a subagent in background."""
 
@@ -447,12 +454,38 @@ class OperatorPause(Data):
         return f"paused by {self.by or 'a client'}{f': {self.reason}' if self.reason else ''}"
 
 
+class HeldUp(Data):
+    """A call that holds a run up: its attempts fail, one after the other, and it is tried again."""
+
+    context_id: str
+    """The run of the call: the run itself, or a subagent's."""
+    agent: str
+    call: str
+    """The id of a tool call; else the type of the activity: ``perdure.model``."""
+    source: str = ""
+    """What fails: the model, ``"<provider>:<model>"``, the tool's name, or ``store``. Empty for code of authors that is
+    not a tool."""
+    error_type: str
+    """Class name of the last attempt's error; ``error`` is its message."""
+    error: str
+    status: int | None = Field(default=None, exclude_if=is_none)
+    """HTTP status of the provider's answer."""
+    attempts: int
+    """Failed attempts in a row."""
+    since: str | None = None
+    """When the first of them failed: ISO 8601, UTC."""
+    last_at: str | None = None
+    next_at: str | None = None
+    """When the next attempt is due."""
+
+
 class Status(Data):
     """State of a run: answer of the ``status`` query."""
 
-    state: Literal["running", "waiting", "paused", "completed", "failed", "cancelled"]
-    """``waiting`` for a message, a decision or an answer; ``paused`` until an operator resumes it; or how the run
-    ended."""
+    state: RunState
+    """A client adds ``held_up``, which the run itself does not know."""
+    held_up: tuple[HeldUp, ...] = Field(default=(), exclude_if=operator.not_)
+    """What holds it up, the oldest first."""
     doing: RunPhase = "nothing"
     """What the run does, or waits for."""
     since: str | None = None

@@ -22,8 +22,9 @@ from starlette.routing import BaseRoute, Match, Mount, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 from temporalio.service import RPCError
 
+from .._installation import build_missing_extra_error
 from ..client.client import Client
-from ..errors import PerdureError, RuntimeSetupError
+from ..errors import PerdureError
 from ..types.messages import MAX_FILE_BYTES
 from .approvals import OPERATIONS as APPROVALS
 from .auth import Authenticator, Authorizer, ContextFunction, RoleAuthorizer
@@ -133,25 +134,18 @@ def create_app(
 
 
 def _list_protocol_routes(web: Web, options: WebOptions) -> list[BaseRoute]:
+    from .agui import agui_routes
     from .openai import openai_routes
     from .vercel import vercel_routes
 
     wanted = options.protocols if options.protocols is not None else get_args(Protocol)
-    found: list[BaseRoute] = []
-    if "agui" in wanted:
-        try:
-            from .agui import agui_routes
-        except ImportError:  # its extra
-            if options.protocols is not None:
-                raise RuntimeSetupError("AG-UI is not installed", hint="pip install 'perdure[agui]'") from None
-        else:
-            found += agui_routes(web)
+    found: list[BaseRoute] = list(agui_routes(web)) if "agui" in wanted else []
     if "mcp" in wanted:
         try:
             from .mcp import mcp_routes
-        except ImportError:  # its extra
+        except ImportError as error:  # its extra
             if options.protocols is not None:
-                raise RuntimeSetupError("MCP is not installed", hint="pip install 'perdure[mcp]'") from None
+                raise build_missing_extra_error("the protocol 'mcp'", "mcp", module=error.name) from None
         else:
             found += mcp_routes(web)
     found += vercel_routes(web) if "vercel" in wanted else ()

@@ -19,7 +19,7 @@ from ..client.bulk_actions import (
     BulkFilter,
     build_unknown_bulk_error,
 )
-from ..client.visibility import RunSummary
+from ..client.run_states import RunSummary
 from ..errors import InvalidInputError
 from ..ports.bulk_actions import BulkOutcome, BulkRunRow, BulkState, BulkVerb
 from ..types.messages import RUN_ID_CHARS

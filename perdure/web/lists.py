@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, cast
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, JsonValue
 from starlette.responses import Response
@@ -19,13 +19,15 @@ from starlette.responses import Response
 from ..client.follow import list_child_runs
 from ..client.pages import MAX_PAGE, decode_cursor, encode_cursor, gather_bounded
 from ..client.run_pages import RunFilters, list_run_page
-from ..client.visibility import RunSummary
+from ..client.run_states import RunSummary
 from ..errors import RunNotFoundError, TranscriptCorruptedError
 from ..ports.store import AgentRow, Store
+from ..types.interface import HeldUp
 from ..types.messages import NAME_CHARS, FilePart, Message, OpaquePart, Part, ToolResultPart
+from ..types.run_states import RunState, StateFilter
 from .auth import Resource
 from .operations import Call, Input, Operation
-from .problems import NotFoundError
+from .problems import build_unknown_agent_error
 
 SEARCH_CHARS = 200
 """Most characters of a search."""
@@ -159,9 +161,7 @@ async def get_agent(call: Call) -> BaseModel | Response:
     name = call.params["name"]
     rows = (await read_visible_agents(call, name)).get(name)
     if not rows:
-        raise NotFoundError(
-            f"there is no agent {name!r:.200}", hint="Workers record their agents when they start: GET /v1/agents."
-        )
+        raise build_unknown_agent_error(name)
     versions = [AgentVersion(hash=row.hash, created_at=row.created_at, seen_at=row.seen_at) for row in rows]
     return answer_unchanged(call, _hash_rows(rows)) or AgentDetails(
         name=name, hash=rows[0].hash, definition=json.loads(rows[0].body), versions=versions
@@ -172,15 +172,13 @@ async def get_agent(call: Call) -> BaseModel | Response:
 # Sessions.
 
 
-SessionState = Literal["running", "waiting", "paused", "completed", "failed", "cancelled", "terminated", "timed_out"]
-
-
 class RunsQuery(Input):
     """Which sessions: the filters of a list, and of a bulk action."""
 
     agent: str | None = Field(default=None, min_length=1, max_length=NAME_CHARS)
-    status: SessionState | None = None
-    """``running`` is any open one; ``waiting`` and ``paused`` need the attributes of ``perdure server setup``."""
+    status: StateFilter | None = None
+    """``open`` is any that has not ended; ``waiting`` and ``paused`` need the attributes of ``perdure server
+    setup``."""
     tenant: str | None = Field(default=None, min_length=1, max_length=NAME_CHARS)
     user: str | None = Field(default=None, min_length=1, max_length=NAME_CHARS)
     started_from: Instant | None = None
@@ -214,7 +212,9 @@ class SessionRow(BaseModel):
 
     id: str
     agent: str
-    status: str
+    status: RunState
+    held_up: list[HeldUp] | None = None
+    """What holds it up, or one of its subagents, the oldest first; missing if nothing does."""
     started: str | None = None
     """ISO 8601, UTC; with a status that Temporal alone knows, the start of its last execution. Lists are in the order
     in which the first steps were recorded."""
@@ -252,7 +252,7 @@ def build_run_filters(query: RunsQuery, tenant: str | None) -> RunFilters:
     """Build the filters of a list of runs for the client."""
     return RunFilters(
         agent=query.agent,
-        status=query.status and query.status.replace("_", " "),
+        status=query.status,
         tenant=tenant,
         user=query.user,
         roots=not query.children,
@@ -268,7 +268,8 @@ def _build_session_row(run: RunSummary) -> SessionRow:
     return SessionRow(
         id=run.id,
         agent=run.agent,
-        status=run.status.replace(" ", "_"),
+        status=cast(RunState, run.status),
+        held_up=list(run.held_up) or None,
         started=None if run.started is None else run.started.isoformat(),
         closed=None if run.closed is None else run.closed.isoformat(),
         tenant=run.tenant,

@@ -32,6 +32,8 @@ from ..types.events import (
     TurnEvent,
 )
 from ..types.messages import Usage
+from ..types.run_states import ENDED_STATES
+from .argument_text import dump_arguments
 from .auth import Caller
 from .limits import call_for_size
 from .openai_requests import (
@@ -51,7 +53,7 @@ from .openai_sessions import Acted, act, claim_key, shows_texts
 from .operations import Call
 from .problems import WebError
 from .sse import HEADERS, EventStream, begin_stream, encode_frame
-from .turns import EventTexts, Replies, describe_answer, dump_arguments, encode_json, follow_until_still, read_body
+from .turns import EventTexts, Replies, describe_answer, encode_json, follow_until_still, read_body
 
 WAITS_HEADER = "X-Perdure-Waits"
 """Ids of the calls that wait for a person, of an answer that is not streamed."""
@@ -112,7 +114,7 @@ class ChatTranslator:
                 self._replies.close(event)
                 self._last_text = event.text
                 return self._complete(event.text) if self._has_texts else ""
-            case TurnEvent() | RunEvent() if event.state not in ("started", "waiting", "paused", "resumed"):
+            case TurnEvent() | RunEvent() if event.state in ENDED_STATES:
                 return self._note_end(event)
         return ""
 
@@ -166,7 +168,7 @@ def build_tool_calls(waits: Sequence[RunWait]) -> list[dict[str, Any]]:
         {
             "id": encode_wait_id("call_", wait.run_id, wait.call.call_id, wait.call.hash),
             "type": "function",
-            "function": {"name": wait.call.name, "arguments": dump_arguments(wait.call.arguments)},
+            "function": {"name": wait.call.tool, "arguments": dump_arguments(wait.call.arguments)},
         }
         for wait in waits
         if wait.call.kind == "callback"
@@ -179,10 +181,10 @@ def describe_waits(caller: Caller, waits: Sequence[RunWait]) -> list[dict[str, A
         {
             "id": encode_wait_id("mcpr_", wait.run_id, wait.call.call_id, wait.call.hash),
             "kind": wait.call.kind,
-            "session": caller.show_id(wait.run_id),
+            "run_id": caller.show_id(wait.run_id),
             "call_id": wait.call.call_id,
             "hash": wait.call.hash,
-            "name": wait.call.name,
+            "tool": wait.call.tool,
             "arguments": wait.call.arguments,
             **({"question": wait.call.question, "form": wait.call.form} if wait.call.kind == "question" else {}),
         }

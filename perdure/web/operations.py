@@ -26,6 +26,7 @@ from starlette.routing import BaseRoute, Route, Router
 from starlette.types import Receive, Scope, Send
 
 from .._encryption import KeyRing
+from ..client.agents import list_other_agents
 from ..client.audit import SteeringAudit, audit_caller
 from ..client.client import Client
 from ..client.pages import TranscriptPages
@@ -42,7 +43,17 @@ from .auth import AgentTerms, Authenticator, Authorizer, Caller, ContextFunction
 from .key_lease import KeyLease
 from .limits import ConnectionLimiter, HeldBytes, RateLimiter, WebLimits, call_for_size, get_caller_key, parse_json_body
 from .origins import get_client_address
-from .problems import ForbiddenError, UnauthorizedError, WebError, build_problem, build_unexpected_problem
+from .problems import (
+    ForbiddenError,
+    UnauthorizedError,
+    WebError,
+    build_forbidden_error,
+    build_problem,
+    build_unexpected_problem,
+    build_unknown_agent_error,
+    build_unknown_schedule_error,
+    build_unknown_session_error,
+)
 
 logger = logging.getLogger("perdure.web")
 ModelT = TypeVar("ModelT", bound=BaseModel)
@@ -99,7 +110,12 @@ class Web:
                     raise build_unknown_session_error(resource.id or "")
                 if resource.kind == "schedule" and resource.id is not None:
                     raise build_unknown_schedule_error(resource.id)
-            raise ForbiddenError(f"{caller.name!r:.200} may not {verb} here")
+            raise build_forbidden_error(caller.name, verb)
+
+    async def check_agent(self, name: str | None) -> None:
+        """Raises ``NotFoundError`` for an agent that no worker has recorded."""
+        if name is not None and await list_other_agents(self.client, name) is not None:
+            raise build_unknown_agent_error(name)
 
     async def find_session(self, id: str) -> Resource:
         """Return the session with its agent, tenant and user. Raises ``RunNotFoundError``."""
@@ -130,16 +146,6 @@ class Web:
         except (ScheduleNotFoundError, InvalidInputError):  # unknown, or another workflow's
             raise build_unknown_schedule_error(id) from None
         return build_schedule_resource(status)
-
-
-def build_unknown_session_error(id: str) -> RunNotFoundError:
-    """Build the error for a session that does not exist, or is none of the caller's: the same for both."""
-    return RunNotFoundError(f"there is no session {id!r:.200}")
-
-
-def build_unknown_schedule_error(id: str) -> ScheduleNotFoundError:
-    """Build the error for a schedule that does not exist, or is none of the caller's: the same for both."""
-    return ScheduleNotFoundError(f"there is no schedule {id!r:.200}")
 
 
 def build_schedule_resource(status: ScheduleStatus) -> Resource:
@@ -217,9 +223,8 @@ class Call:
 
     async def authorize_start(self, action: str, name: str, start: Resource) -> Resource:
         """Return the new session of the request: ``start``, with the id that the ``name`` gives it. Every operation
-        that begins a run passes here. Raises ``ForbiddenError`` for an agent or a tenant that is not the caller's;
-        ``RunIdError`` for an id that no new run may have, and for that of a run that the caller may not see.
-        """
+        that begins a run passes here. Raises ``ForbiddenError`` for an agent or tenant that is not the caller's,
+        ``RunIdError`` for an id that no new run may have, and ``NotFoundError`` for an unknown agent."""
         error: PerdureError | None = None
         subject: str = start.kind
         try:
@@ -236,6 +241,7 @@ class Call:
         if error is not None:
             await self.record_refusal(action, subject, error, start.id or name)
             raise error
+        await self.web.check_agent(start.agent)
         return start
 
     async def may(self, verb: Verb, resource: Resource) -> bool:

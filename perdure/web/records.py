@@ -17,6 +17,7 @@ from pydantic import BaseModel, Field
 from ..client.pages import decode_cursor, encode_cursor
 from ..errors import InvalidInputError, WebhookNotFoundError
 from ..ports.audit import AuditRow
+from ..ports.failures import FailedAttempts, FailureFilter, FailureKey
 from ..ports.times import timestamp
 from ..ports.usage import UsageFilter, UsageKey, UsageSum
 from ..types.messages import NAME_CHARS, RUN_ID_CHARS, clean_text
@@ -199,8 +200,13 @@ class UsageTotals(BaseModel):
     """Missing for calls without a tenant, and in ``total``."""
     calls: int
     errors: int
-    """Answers that did not fit the output type, and replies that ended their run. Requests that were tried again are
-    part of their call."""
+    """Answers that did not fit the output type, replies that ended their run, and calls that a provider's error has
+    ended, as a wrong key: these are not among ``calls``."""
+    unanswered_calls: int = 0
+    """Calls that a provider's error has ended."""
+    failed_attempts: int | None = None
+    """Requests that providers failed, also those that were tried again with success. Missing by ``run``, and for a
+    caller who may see some sessions alone: they are counted by the hour."""
     input_tokens: int
     cached_tokens: int
     """Part of the input."""
@@ -225,6 +231,79 @@ class UsageList(BaseModel):
     """Of all calls, also those of keys that ``data`` has no room for."""
     count: int
     """Number of keys."""
+    failures: list[FailureTotals] = []
+    """What failed, the most first, up to 50 causes."""
+
+
+class FailureTotals(BaseModel):
+    """Failed attempts with one cause, in whole hours of the time."""
+
+    source: str
+    """Provider and model: ``openai:gpt-5``."""
+    status: int | None = None
+    """HTTP status of the answer; missing without one."""
+    error_type: str
+    attempts: int
+    ended: int
+    """Those of them that were not tried again."""
+
+
+_FAILURE_KEYS: Mapping[UsageKey, FailureKey] = {"day": "day", "agent": "agent", "model": "total", "tenant": "tenant"}
+_FAILURE_ROWS, _MAX_CAUSES = 10_000, 50
+
+
+async def _add_failures(call: Call, query: UsageQuery, wanted: UsageFilter, listed: UsageList) -> UsageList:
+    """Add the failed attempts of the time to ``listed``, also those of keys without an answered call."""
+    if query.group not in _FAILURE_KEYS or wanted.sessions is not None:
+        return listed
+    chosen = FailureFilter(
+        *(wanted.since, wanted.until, wanted.agent, wanted.model, wanted.tenant), wanted.tenants, wanted.agents
+    )
+    store = await call.client.store()
+    rows = await store.sum_failed_attempts(_FAILURE_KEYS[query.group], chosen, limit=_FAILURE_ROWS)
+    rows = [row for row in rows if row.source and row.kind in ("model", "compact")]
+    by_key: dict[str | None, list[FailedAttempts]] = {}
+    causes: dict[tuple[str, int | None, str], list[FailedAttempts]] = {}
+    for row in rows:
+        by_key.setdefault(row.source if query.group == "model" else row.key, []).append(row)
+        causes.setdefault((row.source, row.status, row.error_type), []).append(row)
+    known = {one.key for one in listed.data}
+    missing = [key for key in by_key if key not in known]
+    none = UsageTotals(
+        calls=0, errors=0, input_tokens=0, cached_tokens=0, output_tokens=0, unpriced_calls=0, milliseconds=0
+    )
+    more = [none.model_copy(update={"key": key}) for key in missing]
+    data = [_count_failures(one, by_key.get(one.key, ())) for one in (*listed.data, *more)]
+    if query.group == "day":
+        data.sort(key=lambda one: one.key or "", reverse=True)
+    failures = [
+        FailureTotals(
+            source=source, status=status, error_type=error_type,
+            attempts=sum(row.attempts for row in alike), ended=sum(row.ended for row in alike),
+        )
+        for (source, status, error_type), alike in causes.items()
+    ]  # fmt: skip
+    failures.sort(key=lambda one: -one.attempts)
+    is_whole = listed.count <= len(listed.data)
+    return listed.model_copy(
+        update={
+            "data": data[: query.limit],
+            "total": _count_failures(listed.total, rows),
+            "count": listed.count + (len(missing) if is_whole else 0),
+            "failures": failures[:_MAX_CAUSES],
+        }
+    )
+
+
+def _count_failures(totals: UsageTotals, rows: Sequence[FailedAttempts]) -> UsageTotals:
+    ended = sum(row.ended for row in rows)
+    return totals.model_copy(
+        update={
+            "errors": totals.errors + ended,
+            "unanswered_calls": ended,
+            "failed_attempts": sum(row.attempts for row in rows),
+        }
+    )
 
 
 async def sum_usage(call: Call) -> UsageList:
@@ -240,7 +319,7 @@ async def sum_usage(call: Call) -> UsageList:
         sessions=scope.sessions,
     )
     sums = await (await call.client.store()).sum_usage(query.group, wanted, limit=query.limit)
-    return UsageList(
+    listed = UsageList(
         group=query.group,
         since=since,
         until=until or None,
@@ -248,6 +327,7 @@ async def sum_usage(call: Call) -> UsageList:
         total=_build_totals(sums.total),
         count=sums.count,
     )
+    return await _add_failures(call, query, wanted, listed)
 
 
 def _read_range(since: datetime | None, until: datetime | None) -> tuple[str, str]:
@@ -267,7 +347,7 @@ def _format(at: datetime | None) -> str:
 
 
 def _build_totals(one: UsageSum) -> UsageTotals:
-    fields: dict[str, Any] = {name: getattr(one, name) for name in UsageTotals.model_fields}
+    fields: dict[str, Any] = {name: getattr(one, name) for name in UsageTotals.model_fields if hasattr(one, name)}
     return UsageTotals(**fields)
 
 

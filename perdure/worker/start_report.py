@@ -37,7 +37,7 @@ _USED_STATES = ("current", "to be contracted", "newer")
 """States of a store in which this version has nothing to do; the last two are those of a rolling deploy."""
 _MAX_ROWS = 500
 """Newest open runs of each status, and oldest waits, that are read."""
-_OPEN_STATUSES = ("running", "waiting", "paused")
+_OPEN_STATUSES = ("running", "idle", "paused")
 _MAX_RUNS_ASKED = 5
 """Runs of an agent, or of a tool, for which Temporal is asked whether they are open, and on which queue."""
 _MAX_FINDINGS = 10

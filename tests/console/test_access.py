@@ -152,7 +152,7 @@ async def test_a_forged_form_decides_nothing(engine: Engine, change: dict[str, s
         headers.setdefault("content-type", "application/x-www-form-urlencoded")
         answer = await browser.http.post("/console/inbox", content=content, headers=headers)
         assert answer.status_code in (403, 415)
-        assert [pending.name for pending in (await run.status()).approvals] == ["pay"]
+        assert [pending.tool for pending in (await run.status()).approvals] == ["pay"]
         assert paid == []
 
 

@@ -265,7 +265,7 @@ async def test_no_stray_key_decides(engine: Engine) -> None:
         focused = "document.activeElement.closest('.row')?.querySelector('h2').textContent.trim()"
         assert await page.evaluate(focused) == "delete_account"
         assert await page.locator(".row.decided").count() == 0
-        assert [one.name for one in (await runs["privacy"].status()).approvals] == ["delete_account"]
+        assert [one.tool for one in (await runs["privacy"].status()).approvals] == ["delete_account"]
         await page.keyboard.press("Control+Enter")
         await wait_for_decided(page, 1)
         outcome = await account.locator(".outcome").inner_text()
@@ -396,7 +396,7 @@ async def test_hostile_texts_do_nothing_in_a_browser(engine: Engine) -> None:
             assert window.foreign_requests(at.url) == [], path
             assert await window.page.locator("iframe, object, embed, style").count() == 0
             assert await window.page.locator("form:not([action^='/console/']):not([action=''])[action]").count() == 0
-        assert [pending.name for pending in (await run.status()).approvals] == ["pay"]
+        assert [pending.tool for pending in (await run.status()).approvals] == ["pay"]
 
 
 async def list_pages(client: Client, runs: dict[str, Run[Any]]) -> dict[str, str]:

@@ -269,8 +269,8 @@ async def test_many_at_once_are_those_that_were_ticked(engine: Engine) -> None:
         page = await browser.send(bulk, ("decision", "approve"), item=[boxes[1], unknown])
         assert "It still waits" in page.text, "a call that the page does not list is not decided with others"
         assert "There is no such call" in page.text
-        assert [pending.name for pending in (await second.status()).approvals] == ["pay"]
-        assert [pending.name for pending in (await dropper.status()).approvals] == ["drop"]
+        assert [pending.tool for pending in (await second.status()).approvals] == ["pay"]
+        assert [pending.tool for pending in (await dropper.status()).approvals] == ["drop"]
 
 
 async def list_calls(*runs: Run[Any]) -> list[tuple[Run[Any], str, str]]:

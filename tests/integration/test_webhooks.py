@@ -75,7 +75,7 @@ async def test_an_approval_reaches_its_endpoint(engine: Engine, endpoint: Endpoi
         await eventually(lambda: "approval.requested" in endpoint.types)
         [asked] = [one for one in endpoint.requests if one.json["type"] == "approval.requested"]
         data = asked.json["data"]
-        assert (data["context_id"], data["agent"], data["tenant"], data["user"]) == (
+        assert (data["run_id"], data["agent"], data["tenant"], data["user"]) == (
             run.id,
             "support",
             "acme",
@@ -116,7 +116,7 @@ async def test_a_subscription_chooses(engine: Engine, endpoint: Endpoint) -> Non
         for agent, name, tenant in (("support", one, "acme"), ("sales", two, None), ("support", three, "zoo")):
             await (await client.start(agent, "Go.", id=name, tenant=tenant)).result()
         await eventually(lambda: len(endpoint.requests) == 6)
-        got = {(got.target.rpartition("/")[2], got.json["data"]["context_id"]) for got in endpoint.requests}
+        got = {(got.target.rpartition("/")[2], got.json["data"]["run_id"]) for got in endpoint.requests}
         assert got == {("0", two), ("1", one), ("2", three), *(("all", name) for name in (one, two, three))}
         page = await client.webhooks.list(limit=3)
         rest = await client.webhooks.list(limit=3, after=page.cursor)
@@ -232,7 +232,7 @@ async def test_gone_disables_and_pending_deliveries_stop(engine: Engine, endpoin
         last = await client.start("support", "Go.")
         await last.result()
         await eventually(lambda: "run.completed" in endpoint.types)
-        assert {one.json["data"].get("context_id", "") for one in endpoint.requests[1:]} == {last.id}
+        assert {one.json["data"].get("run_id", "") for one in endpoint.requests[1:]} == {last.id}
 
 
 async def test_rotation_signs_with_both(engine: Engine, endpoint: Endpoint, monkeypatch) -> None:
@@ -303,7 +303,7 @@ async def test_many_events_at_once(engine: Engine, endpoint: Endpoint) -> None:
         for name in names:
             await store.append(EventBatch(name, [NewEvent(RunEvent(state="waiting", at="2026-01-01T00:00:00Z"))]))
         await eventually(lambda: len(endpoint.requests) >= len(names), deadline=120)
-        assert sorted(one.json["data"]["context_id"] for one in endpoint.requests) == sorted(names)
+        assert sorted(one.json["data"]["run_id"] for one in endpoint.requests) == sorted(names)
         assert len({one.id for one in endpoint.requests}) == len(names)
 
 
@@ -327,7 +327,7 @@ async def test_two_dispatchers_start_one_delivery(engine: Engine, endpoint: Endp
         await store.append(EventBatch("d", [NewEvent(RunEvent(state="waiting"))]))
         assert await second.dispatch() == 1
         await eventually(lambda: len(endpoint.requests) == 2)
-        assert [one.json["data"]["context_id"] for one in endpoint.requests] == ["c", "d"]
+        assert [one.json["data"]["run_id"] for one in endpoint.requests] == ["c", "d"]
 
 
 async def _delete_nothing(*_: Any) -> int:
@@ -457,7 +457,7 @@ async def test_the_end_of_a_session_needs_no_reader(engine: Engine, endpoint: En
         def ends() -> set[tuple[str, str]]:
             events = [one.json for one in endpoint.requests]
             ended = [event for event in events if event["type"] not in ("run.started", "run.waiting")]
-            return {(event["data"]["context_id"], event["type"]) for event in ended}
+            return {(event["data"]["run_id"], event["type"]) for event in ended}
 
         expected = {(closed.id, "run.completed"), (stopped.id, "run.terminated"), (silent.id, "run.terminated")}
         await eventually(lambda: ends() == expected)

@@ -159,7 +159,7 @@ def test_the_body_of_an_approval() -> None:
     data = body.pop("data")
     assert body == {"type": "approval.requested", "timestamp": "2026-01-01T00:00:01.000000+00:00"}
     assert data == {
-        "context_id": "c/call 1",
+        "run_id": "c/call 1",
         "root": "c",
         "task_id": "t",
         "agent": "support",

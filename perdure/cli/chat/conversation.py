@@ -148,7 +148,7 @@ class ChatSession:
     async def find_open_turn(self, status: Status) -> Turn | None:
         """The turn that was begun before this session and gets its answer in it; None if there is none."""
         # A run waits for a decision or an answer in a turn only; it is paused in a turn, or between two.
-        if status.state not in ("running", "paused") and not status.approvals:
+        if status.state not in ("running", "held_up", "paused") and not status.approvals:
             return None
         turn = self.run.turn()
         turn_status = await turn.status()

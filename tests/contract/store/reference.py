@@ -1,10 +1,20 @@
-"""What the stores are compared with: events, their numbers, waits and outbox in plain Python, without SQL."""
+"""What the stores are compared with: events, their numbers, waits, failing calls and outbox in plain Python, without
+SQL."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
+from perdure.ports.failures import (
+    HELD_UP_ATTEMPTS,
+    FailedAttempts,
+    FailingCall,
+    FailureChange,
+    FailureFilter,
+    find_failure_changes,
+)
 from perdure.ports.outbox import OutboxRow, WriteOptions
 from perdure.ports.store import Claim, Commit, EventBatch, EventRow, NewEvent, build_spans
 from perdure.ports.waits import WaitRow, find_wait_changes
@@ -47,10 +57,17 @@ class MemoryFeed:
         return [row for row in self.stream.rows if row.child == self.context_id]
 
     def write(
-        self, batch: EventBatch, now: str, on_written: Callable[[int, int], None], *, recorded: bool = False
+        self,
+        batch: EventBatch,
+        now: str,
+        on_written: Callable[[int, int], None],
+        confirm: Callable[[int], bool],
+        *,
+        recorded: bool = False,
     ) -> bool:
         """Write ``batch``, see :class:`perdure.ports.store.EventBatch`; ``recorded`` for a batch of a recorded outcome.
-        False if it is too late. ``on_written`` is called with index and number of each event that is written."""
+        False if it is too late. ``on_written`` is called with index and number of each event that is written, and
+        ``confirm`` with the index of each that is not known to be written already: false drops it."""
         if batch.token and batch.token < self.token and not recorded:
             return False
         if batch.lineage is not None:
@@ -65,6 +82,8 @@ class MemoryFeed:
             if batch.advances:
                 self.token = batch.token
         for index, new in enumerate(batch.events):
+            if new.key in self.keys or not confirm(index):
+                continue
             if self._add_event(new):
                 on_written(index, self.seq)
         return True
@@ -120,6 +139,8 @@ class ReferenceStore:
         """By key of the journal the owner of its claim, and how often it was claimed."""
         self._outcomes: dict[str, bytes] = {}
         self._waits: dict[tuple[str, str], tuple[WaitRow, int]] = {}
+        self._failing: dict[tuple[str, str], FailingCall] = {}
+        self._failed: Counter[tuple[str, str, FailureChange, str | None, str | None]] = Counter()
         self._outbox: list[OutboxRow] = []
 
     async def open(self) -> None:
@@ -165,6 +186,20 @@ class ReferenceStore:
         ]
         return sorted(rows, key=WaitRow.get_cursor)[:limit]
 
+    async def list_failing_calls(self, *, held_up: bool, limit: int) -> list[FailingCall]:
+        rows = [row for row in self._failing.values() if row.held_up_at is not None or not held_up]
+        return sorted(rows, key=lambda row: (row.since, row.context_id, row.call))[:limit]
+
+    async def sum_failed_attempts(self, by: str, filter: FailureFilter, *, limit: int) -> list[FailedAttempts]:
+        assert by == "agent"
+        sums: dict[tuple[str, str, str, int | None, str], tuple[int, int]] = {}
+        for (agent, action, change, _, _), number in self._failed.items():
+            status = int(change.status) if change.status else None
+            cause = agent, change.kind, change.source, status, change.error_type
+            attempts, ended = sums.get(cause, (0, 0))
+            sums[cause] = attempts + number, ended + number * (action == "end")
+        return [FailedAttempts(*cause, *numbers) for cause, numbers in sums.items()]  # type: ignore[arg-type]  # a kind
+
     async def take_outbox(self, owner: str, *, target: str, lease_seconds: float, limit: int) -> list[OutboxRow]:
         rows = [replace(row, taken=1) for row in self._outbox if row.target == target]
         return sorted(rows, key=lambda row: (row.created_at, row.stream, row.seq))[:limit]
@@ -197,10 +232,59 @@ class ReferenceStore:
         changes = [] if is_of_lost_worker else find_wait_changes(batch.context_id, events, batch.lineage)
         targets = self.write_options.find_targets(events)
         stream = feed.root or feed.context_id
+        failures = {
+            change.position: change
+            for change in find_failure_changes(events, agent=batch.agent, tenant=batch.tenant, user=batch.user)
+        }
+
+        def confirm_event(index: int) -> bool:
+            change = failures.get(index)
+            if change is None or change.action not in ("hold_up", "recover"):
+                return True
+            of_call = batch.context_id, change.call
+            row = self._failing.get(of_call)
+            if row is None or is_of_lost_worker:
+                return False
+            if change.action == "recover":
+                return self._failing.pop(of_call).held_up_at is not None
+            if row.attempts < HELD_UP_ATTEMPTS or row.held_up_at is not None:
+                return False
+            self._failing[of_call] = replace(row, held_up_at=change.at)
+            return True
+
+        def note_failure(change: FailureChange) -> None:
+            named = change._replace(position=0, action="fail", call="", error="", at="", next_at="", key="")
+            self._failed[batch.agent, change.action, named, batch.tenant, batch.user] += 1
+            of_call = batch.context_id, change.call
+            if change.action == "end":
+                self._failing.pop(of_call, None)
+            elif change.action == "fail":
+                first = self._failing.get(of_call)
+                labels = batch.agent, batch.tenant, batch.user
+                cause = change.kind, change.source, change.error_type, change.error
+                status = int(change.status) if change.status else None
+                row = FailingCall(*of_call, stream, *labels, *cause, status, 1, change.at, change.at, change.next_at)
+                if first is not None:
+                    row = replace(
+                        row, attempts=first.attempts + 1, since=first.since, held_up_at=first.held_up_at,
+                        tenant=first.tenant, user=first.user,
+                    )  # fmt: skip
+                self._failing[of_call] = row
+
+        def end_failing(call: str | None = None, *, tools: bool = False) -> None:
+            for (context_id, name), row in list(self._failing.items()):
+                if context_id == batch.context_id and call in (None, name) and (not tools or row.kind == "tool"):
+                    del self._failing[context_id, name]
 
         def note_event(index: int, seq: int) -> None:
+            if index in failures and failures[index].action in ("fail", "end", "count"):
+                note_failure(failures[index])
+            if events[index].type == "model.started":
+                end_failing(tools=True)
             for change in (change for change in changes if change.position == index):
                 of_call = change.context_id, change.call_id or ""
+                if change.kind is None and change.context_id == batch.context_id:
+                    end_failing(change.call_id)
                 if change.call_id is None:
                     self._waits = {name: row for name, row in self._waits.items() if name[0] != change.context_id}
                 elif change.kind is None:
@@ -214,4 +298,4 @@ class ReferenceStore:
                 row = OutboxRow(stream, seq, target, batch.context_id, events[index].type, now)
                 self._outbox.append(row)
 
-        return feed.write(batch, now, note_event, recorded=recorded)
+        return feed.write(batch, now, note_event, confirm_event, recorded=recorded)

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from perdure.errors import InvalidInputError, StoreError
 from perdure.ports.audit import AuditRow
+from perdure.ports.failures import FailureFilter
 from perdure.ports.idempotency import IdempotencyClaim
 from perdure.ports.outbox import OutboxRow, WriteOptions
 from perdure.ports.store import (
@@ -31,17 +32,19 @@ from perdure.ports.store import (
     TurnRow,
     build_batch_token,
 )
-from perdure.ports.waits import WaitRow
+from perdure.ports.waits import WaitGroup, WaitOrder, WaitRow
 from perdure.store.postgres import PostgresStore
 from perdure.store.sqlite import SqliteStore
 from perdure.testing.store import MemoryStore
 from perdure.types.events import (
     ApprovalDecided,
     ApprovalRequested,
+    ErrorEvent,
     Event,
     LimitReached,
     ModelCompleted,
     ModelDelta,
+    ModelStarted,
     QuestionAnswered,
     QuestionAsked,
     RunEvent,
@@ -217,16 +220,62 @@ async def test_pages_of_waits_by_age_and_by_expiry(store: Store):
         while page := await store.list_waits(after=after, limit=2, **filters):  # type: ignore[arg-type]
             assert len(page) <= 2
             calls += "".join(row.call_id for row in page)
-            after = page[-1].get_cursor(by_expiry=bool(filters.get("by_expiry")))
+            after = page[-1].get_cursor(filters.get("order", "since"), filters.get("group"))  # type: ignore[arg-type]
         return calls
 
     assert await read_all() == "badec"
-    assert await read_all(by_expiry=True) == "ecdb"
+    assert await read_all(order="expiry") == "ecdb"
     assert await read_all(agent="billing") == "aec"
-    assert await read_all(agent="billing", by_expiry=True) == "ec"
+    assert await read_all(agent="billing", order="expiry") == "ec"
     assert await read_all(kind="approval") == "badec"
     assert await read_all(kind="question") == await read_all(agent="unknown") == ""
     assert [await store.count_waits(), await store.count_waits(agent="billing")] == [5, 3]
+
+
+async def test_waits_by_amount_in_groups_and_by_text(store: Store):
+    amounts: dict[str, float | None] = {"a": 5, "b": 0.1 + 0.2, "c": None, "d": -7.25, "e": 1e300, "f": 5}
+    for name, user, tenant in (("r1", "jo", "acme"), ("r2", None, None), ("r3", "ana", "acme")):
+        await store.commit(
+            Commit(
+                outcome=Outcome(name, "model", b"{}"),
+                run=RunRow(name, "payer", "s", None, "running", asked_at=T1, tenant=tenant, user=user),
+            )
+        )
+    for number, (call_id, amount) in enumerate(amounts.items()):
+        event = ApprovalRequested(
+            at=T1,
+            call_id=call_id,
+            name="pay" if number % 2 else "refund",
+            hash="h",
+            summary=f"Pay {call_id.upper()}_1 100%",
+            amount=amount,
+        )
+        await store.append(EventBatch(f"r{number % 3 + 1}", [NewEvent(event)], agent="payer"))
+
+    async def read_all(order: WaitOrder = "since", group: WaitGroup | None = None, **filters: str) -> str:
+        calls, after = "", None
+        while page := await store.list_waits(order=order, group=group, after=after, limit=2, **filters):  # type: ignore[arg-type]
+            calls += "".join(row.call_id for row in page)
+            after = page[-1].get_cursor(order, group)
+        return calls
+
+    assert await read_all("amount") == "eafbd", (
+        "equal amounts in the order of their runs; those without one are left out"
+    )
+    assert await read_all(group="tool") == "dbfaec", "each once, over all pages"
+    assert await read_all(group="user") == "becfad", "those without a user first"
+    assert await read_all("amount", "tenant") == "ebafd"
+    assert await read_all("expiry", "tool") == ""
+    assert await read_all(tool="pay", user="jo") == "d"
+    assert await read_all(tenant="acme") == "adcf"
+    assert await read_all(text="e_1") == await read_all(text="E_1 100%") == "e"
+    assert await read_all(text="%") == await read_all(text="_") == await read_all(text="R") == "adbecf"
+    assert await read_all(text="!") == await read_all(text="e%1") == ""
+    [row] = await store.list_waits(text="b_1")
+    assert (row.summary, row.amount, row.tenant, row.user) == ("Pay B_1 100%", 0.1 + 0.2, None, None)
+    assert await store.count_wait_groups("tool") == {"pay": 3, "refund": 3}
+    assert await store.count_wait_groups("tenant") == {"acme": 4, "": 2}
+    assert await store.count_wait_groups("user", agent="payer", kind="approval", limit=1) == {"": 2}
 
 
 async def test_a_client_removes_what_it_has_decided(store: Store):
@@ -259,6 +308,23 @@ EVENTS = st.one_of(
     st.sampled_from(
         [ModelCompleted(), ModelDelta(text="x"), RunEvent(state="started"), RunEvent(state="failed"), LimitReached()]
     ),
+    st.builds(
+        ErrorEvent,
+        at=st.sampled_from([T1, T2]),
+        activity=st.sampled_from(["tool.t", "perdure.model"]),
+        call_id=st.none() | CALLS,
+        error_type=st.sampled_from(["RateLimitError", "ProviderServerError"]),
+        status=st.sampled_from([None, 429, 500]),
+        retry_in=st.sampled_from([None, 2.0, 2.0, 2.0]),
+        fallback=st.sampled_from([None, None, "b:two"]),
+    ),
+    st.builds(
+        RunEvent,
+        at=st.just(T2),
+        state=st.sampled_from(["held_up", "recovered"]),
+        failing_call=st.just("perdure.model") | CALLS,
+    ),
+    st.just(ModelStarted(model="a:one")),
 )
 NEW = st.builds(NewEvent, EVENTS, st.sampled_from([None, None, None, "k1", "k2"]))
 TOKENS = st.sampled_from(["", *[build_batch_token(at, attempt) for at in (T1, T2) for attempt in (1, None)]])
@@ -269,6 +335,7 @@ BATCHES = st.builds(
     TOKENS,
     st.booleans(),
     agent=st.sampled_from(["support", "billing"]),
+    tenant=st.sampled_from([None, "acme"]),
     scheduled=TOKENS,
 )
 WRITES = st.lists(st.tuples(st.sampled_from(["append", "commit", "claim"]), BATCHES), max_size=25)
@@ -289,8 +356,9 @@ async def play(store: Store | ReferenceStore, name: str, writes: list[tuple[str,
         for n, (how, given_batch) in enumerate(writes):
             is_child = given_batch.context_id != "c"
             one = replace(
-                given_batch, context_id=f"{name}{given_batch.context_id}", lineage=lineage if is_child else None
-            )
+                given_batch, context_id=f"{name}{given_batch.context_id}", lineage=lineage if is_child else None,
+                agent=f"{name}{given_batch.agent}",
+            )  # fmt: skip
             if how == "append":
                 await store.append(one)
             elif how == "claim":
@@ -302,7 +370,16 @@ async def play(store: Store | ReferenceStore, name: str, writes: list[tuple[str,
         outbox = await store.take_outbox("me", target=name, lease_seconds=60, limit=1000)
         recorded = {(row.seq, row.type) for row in await store.read_events(root)}
         assert {(row.seq, row.type) for row in outbox} <= recorded
-        return [waits, outbox, (await store.count_keys()).get(name)]
+        failing = [
+            row for row in await store.list_failing_calls(held_up=False, limit=10_000)
+            if row.context_id.startswith(name)
+        ]  # fmt: skip
+        failed = [
+            row for row in await store.sum_failed_attempts("agent", FailureFilter(), limit=10_000)
+            if (row.key or "").startswith(name)
+        ]  # fmt: skip
+        failed.sort(key=lambda row: (row.key or "", row.kind, row.error_type, row.status or 0))
+        return [waits, failing, failed, outbox, (await store.count_keys()).get(name)]
     finally:
         await store.close()
 

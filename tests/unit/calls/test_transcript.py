@@ -331,7 +331,7 @@ async def test_a_turn_is_kept_with_the_messages_it_took(store: MemoryStore) -> N
     assert turn is not None
     assert (turn.status, turn.head) == ("completed", done.head)
     assert json.loads(turn.result or b"")["content"] == "Hello."
-    assert (await read_run(store)).status == "waiting"
+    assert (await read_run(store)).status == "idle"
     assert (await Chain(store).load(done.head))[0].by == "ana"
 
 

@@ -42,10 +42,10 @@ def test_the_error_of_the_last_turn_has_its_hint_in_words_of_the_command_line() 
     details = RunDetails(status(state="failed"), turns(1), error=error)
     hint = "Point PERDURE_STORE_URL (or --store-url) at it."
     assert list(terminal.format_past_turns(details))[-2:] == [
-        "its last turn failed: StoreMismatchError: another store",
+        "its last turn failed: StoreMismatchError: another store.",
         hint,
     ]
-    assert format_run_details(details)[-2:] == ["failed: StoreMismatchError: another store", f"  {hint}"]
+    assert format_run_details(details)[-2:] == ["failed: StoreMismatchError: another store.", f"  {hint}"]
 
 
 def test_what_was_called_stands_before_the_answer() -> None:

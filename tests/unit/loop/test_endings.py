@@ -249,10 +249,10 @@ def test_what_status_says_of_each_step():
         return seen.state, seen.doing, seen.queued, [one.call_id for one in seen.calls]
 
     assert shown(start()) == ("running", "model", 1, [])
-    assert shown(waiting()) == ("waiting", "message", 0, [])
+    assert shown(waiting()) == ("idle", "message", 0, [])
     assert shown(in_calls()) == ("running", "tools", 0, ["c1"])
     assert shown(answered()) == ("completed", "nothing", 0, [])
-    assert shown(session()) == ("waiting", "message", 0, [])
+    assert shown(session()) == ("idle", "message", 0, [])
     state = in_calls()
     fail_run(state, "ToolError", "no")
     assert shown(state) == ("running", "closing", 0, [])

@@ -135,7 +135,7 @@ def test_the_first_message_waits_in_the_inbox(message, content, id):
 def test_a_start_without_a_message_waits_for_one():
     state = opened(None)
     assert decide(state) == Wait("message")
-    assert build_status(state).state == "waiting"
+    assert build_status(state).state == "idle"
     receive_message(state, "hi")
     assert said(model(state, says("42"))) == ["hi"]
 

@@ -186,14 +186,15 @@ def find_used() -> Iterator[tuple[str, str]]:
                 case ast.Attribute(value=ast.Attribute(value=ast.Name(id=module), attr="SQL"), attr=statement):
                     yield ("meta" if module == "migrations" else module), statement
                 case ast.Subscript(value=ast.Name(id="SQL"), slice=ast.JoinedStr()):  # of retention.py
-                    yield from ((files["SQL"], f"delete_{table}") for table in (*RUN_TABLES, "waits", "run_references"))
+                    tables = (*RUN_TABLES, "waits", "failing_calls", "run_references")
+                    yield from ((files["SQL"], f"delete_{table}") for table in tables)
                 case _:
                     pass
 
 
 BUILT = {
     "encrypted_bodies.py": "counts by key of the tables that a store has",
-    "postgres.py": "calls of functions with up to 67 arguments",
+    "postgres.py": "calls of functions with up to 68 arguments",
     "postgres_copy.py": "statements of any table",
     "sqlite_copy.py": "statements of any table",
     "status.py": "row counts of the tables that a store has",

@@ -175,6 +175,8 @@ def _create_events() -> None:
         # The root run of the events' stream, and the paths from there (``event_log.PathHistory``); NULL for its own.
         sa.Column("root", TEXT),
         sa.Column("path", TEXT),
+        # 1 while the run may have rows in failing_calls: without, nothing is looked up there.
+        sa.Column("failing", sa.Integer, nullable=False),
     )
     has_root = sa.text("root IS NOT NULL")
     op.create_index("feeds_root", "feeds", ["root"], sqlite_where=has_root, postgresql_where=has_root)
@@ -259,6 +261,8 @@ def _create_surfaces() -> None:
         sa.Column("hash", TEXT, nullable=False),
         sa.Column("created_at", TEXT, nullable=False),
         sa.Column("expires_at", TEXT),
+        sa.Column("summary", TEXT, nullable=False),
+        sa.Column("amount", sa.Float(53)),
     )
     op.create_index("waits_created_at", "waits", ["created_at", "context_id", "call_id"])
     op.create_index("waits_agent", "waits", ["agent", "created_at"])
@@ -266,6 +270,15 @@ def _create_surfaces() -> None:
     op.create_index(
         "waits_expires_at", "waits", ["expires_at", "agent"], sqlite_where=expiring, postgresql_where=expiring
     )
+    counted = sa.text("amount IS NOT NULL")
+    op.create_index(
+        "waits_amount",
+        "waits",
+        [sa.text("(-amount)"), "context_id", "call_id"],
+        sqlite_where=counted,
+        postgresql_where=counted,
+    )
+    _create_failures()
     op.create_table(
         "outbox",
         sa.Column("stream", TEXT, primary_key=True),
@@ -290,6 +303,48 @@ def _create_surfaces() -> None:
     encrypted = sa.text("key_id IS NOT NULL")
     for table in BODY_TABLES:  # empty as long as all bodies are plain
         op.create_index(f"{table}_key_id", table, ["key_id"], sqlite_where=encrypted, postgresql_where=encrypted)
+
+
+def _create_failures() -> None:
+    """Create the tables of calls that fail, and of the counts of failed attempts, see ``perdure.ports.failures``."""
+    op.create_table(
+        "failing_calls",
+        sa.Column("context_id", TEXT, primary_key=True),
+        sa.Column("call", TEXT, primary_key=True),
+        sa.Column("root", TEXT, nullable=False),
+        sa.Column("agent", TEXT, nullable=False),
+        sa.Column("tenant", TEXT),
+        sa.Column("user_id", TEXT),
+        sa.Column("kind", TEXT, nullable=False),
+        sa.Column("source", TEXT, nullable=False),
+        sa.Column("error_type", TEXT, nullable=False),
+        sa.Column("error", TEXT, nullable=False),
+        sa.Column("status", sa.Integer),
+        sa.Column("attempts", sa.Integer, nullable=False),
+        sa.Column("since", TEXT, nullable=False),
+        sa.Column("last_at", TEXT, nullable=False),
+        sa.Column("next_at", TEXT, nullable=False),
+        # NULL before HELD_UP_ATTEMPTS.
+        sa.Column("held_up_at", TEXT),
+    )
+    op.create_index("failing_calls_since", "failing_calls", ["since", "context_id", "call"])
+    op.create_table(
+        "failed_attempts",
+        # The hour, and a hash of all columns that are not counts.
+        sa.Column("key", TEXT, primary_key=True),
+        sa.Column("hour", TEXT, nullable=False),
+        sa.Column("agent", TEXT, nullable=False),
+        sa.Column("tenant", TEXT),
+        sa.Column("user_id", TEXT),
+        sa.Column("kind", TEXT, nullable=False),
+        sa.Column("source", TEXT, nullable=False),
+        sa.Column("status", sa.Integer),
+        sa.Column("error_type", TEXT, nullable=False),
+        sa.Column("attempts", NUMBER, nullable=False),
+        # Those after which the call was not tried again.
+        sa.Column("ended", NUMBER, nullable=False),
+    )
+    op.create_index("failed_attempts_hour", "failed_attempts", ["hour"])
 
 
 def _create_audit() -> None:

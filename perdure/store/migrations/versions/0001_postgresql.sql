@@ -8,8 +8,9 @@
 -- while old workers run. The operations are those of journal.py and event_log.py; the contract suite compares them.
 --
 -- Locks are taken in one order by all: blobs, nodes, journal, run, turn, messages, usage, memory (each sorted by the
--- caller), own feed, the root's feed, references. SQLSTATEs of these functions: PD001 memory was changed, PD002 open deltas (see below), PD003
--- the parent of a node is missing, PD004 the id belongs to a deleted run, or to that of another tenant, user or root.
+-- caller), own feed, the root's feed, failing calls, counts of failed attempts, references. SQLSTATEs of these functions:
+-- PD001 memory was changed, PD002 open deltas (see below), PD003 the parent of a node is missing, PD004 the id belongs to
+-- a deleted run, or to that of another tenant, user or root.
 
 
 -- Appends a batch to the events of a conversation; see perdure.ports.EventBatch.
@@ -19,12 +20,14 @@
 -- p_lost_*: the retraction to write if the first open delta is p_lost_seq. Its body is built by the caller, from a row
 -- that only the database knows: PD002 names the stream and the number, and the caller calls again with it.
 -- p_waits: what the events change in the waits, see event_log.py: the token of the writer's activity, the agent, and for
--- each change eight values from the event's index on. p_outbox: index and target of each row. p_key_id: that of the
--- key that the bodies are encrypted with.
+-- each change ten values from the event's index on. p_failures: what they change in the failing calls, see
+-- ports/failures.py: the token of the writer's activity, the agent, tenant and user, after how many attempts a run is held
+-- up, and for each change the eleven values of a FailureChange. p_outbox: index and target of each row. p_key_id: that of
+-- the key that the bodies are encrypted with.
 CREATE FUNCTION perdure_append_0001(
     p_now text, p_context_id text, p_token text, p_advances boolean, p_recorded boolean, p_root text, p_path text,
     p_types text[], p_task_ids text[], p_keys text[], p_bodies bytea[],
-    p_waits text[], p_outbox text[], p_key_id text,
+    p_waits text[], p_failures text[], p_outbox text[], p_key_id text,
     p_marked integer, p_write text, p_again boolean, p_lost_seq bigint, p_lost_task_id text, p_lost_body bytea,
     OUT written boolean, OUT stream text, OUT last_seq bigint
 ) LANGUAGE plpgsql AS $$
@@ -37,12 +40,16 @@ DECLARE
     v_spans text;
     v_shift integer := 0;
     v_wait integer := 3;
+    v_failure integer := 6;
+    v_held_up_at text;
+    v_is_late boolean;
+    v_has_ended boolean := false;
     v_tail text := ', ' || p_path || ']]';
 BEGIN
     SELECT * INTO v_feed FROM feeds WHERE context_id = p_context_id FOR NO KEY UPDATE;
     IF NOT FOUND THEN
-        INSERT INTO feeds (context_id, seq, token, open, first_delta, root, path)
-        VALUES (p_context_id, 0, '', 0, 0, p_root, p_path)
+        INSERT INTO feeds (context_id, seq, token, open, first_delta, root, path, failing)
+        VALUES (p_context_id, 0, '', 0, 0, p_root, p_path, 0)
         ON CONFLICT (context_id) DO UPDATE SET seq = feeds.seq RETURNING * INTO v_feed;
         IF EXISTS (SELECT FROM deleted_runs WHERE context_id = p_context_id) THEN
             RAISE EXCEPTION 'the run was deleted' USING ERRCODE = 'PD004';
@@ -65,7 +72,7 @@ BEGIN
         v_child := p_context_id;
         SELECT seq INTO last_seq FROM feeds WHERE context_id = stream FOR NO KEY UPDATE;
         IF NOT FOUND THEN
-            INSERT INTO feeds (context_id, seq, token, open, first_delta) VALUES (stream, 0, '', 0, 0)
+            INSERT INTO feeds (context_id, seq, token, open, first_delta, failing) VALUES (stream, 0, '', 0, 0, 0)
             ON CONFLICT (context_id) DO UPDATE SET seq = feeds.seq RETURNING seq INTO last_seq;
             IF EXISTS (SELECT FROM deleted_runs WHERE context_id = stream) THEN
                 RAISE EXCEPTION 'the run above was deleted' USING ERRCODE = 'PD004';
@@ -86,6 +93,7 @@ BEGIN
     IF p_waits[1] <> '' AND p_waits[1] COLLATE "C" < v_feed.token COLLATE "C" THEN
         p_waits := '{}';
     END IF;
+    v_is_late := p_failures[1] <> '' AND p_failures[1] COLLATE "C" < v_feed.token COLLATE "C";
     IF p_token COLLATE "C" > v_feed.token COLLATE "C" THEN
         IF v_feed.open <> 0 AND NOT (p_recorded AND p_types && '{model.completed,model.retracted}') THEN
             IF p_lost_seq IS DISTINCT FROM v_feed.open THEN
@@ -107,6 +115,25 @@ BEGIN
     FOR i IN 1 .. cardinality(p_types) LOOP
         v_key := coalesce(v_child || E'\n', '') || p_keys[i];
         CONTINUE WHEN v_key IS NOT NULL AND EXISTS (SELECT FROM events WHERE context_id = stream AND key = v_key);
+        WHILE p_failures[v_failure]::integer < i - v_shift LOOP
+            v_failure := v_failure + 11;
+        END LOOP;
+        IF p_failures[v_failure]::integer = i - v_shift AND p_failures[v_failure + 1] IN ('hold_up', 'recover') THEN
+            v_held_up_at := NULL;
+            IF v_new.failing <> 0 AND NOT v_is_late THEN
+                IF p_failures[v_failure + 1] = 'hold_up' THEN
+                    UPDATE failing_calls SET held_up_at = p_failures[v_failure + 8]
+                    WHERE context_id = p_context_id AND call = p_failures[v_failure + 2]
+                      AND attempts >= p_failures[5]::integer AND held_up_at IS NULL
+                    RETURNING held_up_at INTO v_held_up_at;
+                ELSE
+                    DELETE FROM failing_calls WHERE context_id = p_context_id AND call = p_failures[v_failure + 2]
+                    RETURNING held_up_at INTO v_held_up_at;
+                    v_has_ended := true;
+                END IF;
+            END IF;
+            CONTINUE WHEN v_held_up_at IS NULL;
+        END IF;
         v_spans := NULL;
         IF p_types[i] = 'model.retracted' THEN
             CONTINUE WHEN v_new.open = 0;
@@ -147,19 +174,59 @@ BEGIN
                 NULL;  -- of an event that was not written
             ELSIF p_waits[v_wait + 2] IS NULL THEN
                 DELETE FROM waits WHERE context_id = p_waits[v_wait + 1];
+                IF v_new.failing <> 0 AND p_waits[v_wait + 1] = p_context_id THEN
+                    DELETE FROM failing_calls WHERE context_id = p_context_id;
+                    v_has_ended := true;
+                END IF;
             ELSIF p_waits[v_wait + 3] IS NULL THEN
                 DELETE FROM waits WHERE context_id = p_waits[v_wait + 1] AND call_id = p_waits[v_wait + 2];
+                IF v_new.failing <> 0 AND p_waits[v_wait + 1] = p_context_id THEN
+                    DELETE FROM failing_calls WHERE context_id = p_context_id AND call = p_waits[v_wait + 2];
+                    v_has_ended := true;
+                END IF;
             ELSE
-                INSERT INTO waits (context_id, call_id, root, seq, kind, agent, tool, hash, created_at, expires_at)
+                INSERT INTO waits (context_id, call_id, root, seq, kind, agent, tool, hash, created_at, expires_at,
+                                   summary, amount)
                 VALUES (p_waits[v_wait + 1], p_waits[v_wait + 2], stream, last_seq, p_waits[v_wait + 3], p_waits[2],
-                        p_waits[v_wait + 4], p_waits[v_wait + 5], p_waits[v_wait + 6], p_waits[v_wait + 7])
+                        p_waits[v_wait + 4], p_waits[v_wait + 5], p_waits[v_wait + 6], p_waits[v_wait + 7],
+                        p_waits[v_wait + 8], p_waits[v_wait + 9]::double precision)
                 ON CONFLICT (context_id, call_id) DO UPDATE
                     SET root = excluded.root, seq = excluded.seq, kind = excluded.kind, agent = excluded.agent,
                         tool = excluded.tool, hash = excluded.hash, created_at = excluded.created_at,
-                        expires_at = excluded.expires_at;
+                        expires_at = excluded.expires_at, summary = excluded.summary, amount = excluded.amount;
             END IF;
-            v_wait := v_wait + 8;
+            v_wait := v_wait + 10;
         END LOOP;
+        IF p_failures[v_failure]::integer = i - v_shift AND p_failures[v_failure + 1] IN ('fail', 'end', 'count') THEN
+            INSERT INTO failed_attempts (key, hour, agent, tenant, user_id, kind, source, status, error_type, attempts,
+                                         ended)
+            VALUES (p_failures[v_failure + 10], left(p_failures[v_failure + 8], 13), p_failures[2], p_failures[3],
+                    p_failures[4], p_failures[v_failure + 3], p_failures[v_failure + 4],
+                    nullif(p_failures[v_failure + 5], '')::integer, p_failures[v_failure + 6], 1,
+                    (p_failures[v_failure + 1] = 'end')::integer)
+            ON CONFLICT (key) DO UPDATE SET attempts = failed_attempts.attempts + 1,
+                                            ended = failed_attempts.ended + excluded.ended;
+            IF p_failures[v_failure + 1] = 'fail' THEN
+                INSERT INTO failing_calls (context_id, call, root, agent, tenant, user_id, kind, source, error_type,
+                                           error, status, attempts, since, last_at, next_at)
+                VALUES (p_context_id, p_failures[v_failure + 2], stream, p_failures[2], p_failures[3], p_failures[4],
+                        p_failures[v_failure + 3], p_failures[v_failure + 4], p_failures[v_failure + 6],
+                        p_failures[v_failure + 7], nullif(p_failures[v_failure + 5], '')::integer, 1,
+                        p_failures[v_failure + 8], p_failures[v_failure + 8], p_failures[v_failure + 9])
+                ON CONFLICT (context_id, call) DO UPDATE
+                    SET root = excluded.root, agent = excluded.agent, kind = excluded.kind, source = excluded.source,
+                        error_type = excluded.error_type, error = excluded.error, status = excluded.status,
+                        attempts = failing_calls.attempts + 1, last_at = excluded.last_at, next_at = excluded.next_at;
+                v_new.failing := 1;
+            ELSIF p_failures[v_failure + 1] = 'end' AND v_new.failing <> 0 THEN
+                DELETE FROM failing_calls WHERE context_id = p_context_id AND call = p_failures[v_failure + 2];
+                v_has_ended := true;
+            END IF;
+        END IF;
+        IF p_types[i] = 'model.started' AND v_new.failing <> 0 THEN  -- every call of a tool has a result
+            DELETE FROM failing_calls WHERE context_id = p_context_id AND kind = 'tool';
+            v_has_ended := true;
+        END IF;
         IF p_outbox <> '{}' THEN
             INSERT INTO outbox (stream, seq, target, context_id, type, created_at, taken, owner, leased_until)
             SELECT perdure_append_0001.stream, last_seq, p_outbox[n + 1], p_context_id, p_types[i], p_now, 0, '', ''
@@ -171,6 +238,9 @@ BEGIN
         END IF;
     END LOOP;
 
+    IF v_has_ended THEN
+        v_new.failing := (EXISTS (SELECT FROM failing_calls WHERE context_id = p_context_id))::integer;
+    END IF;
     IF v_feed.root IS NULL THEN
         v_new.seq := last_seq;
     ELSIF last_seq <> v_first_seq THEN
@@ -178,7 +248,7 @@ BEGIN
     END IF;
     IF v_new IS DISTINCT FROM v_feed THEN
         UPDATE feeds SET seq = v_new.seq, token = v_new.token, open = v_new.open, first_delta = v_new.first_delta,
-                         path = v_new.path
+                         path = v_new.path, failing = v_new.failing
         WHERE context_id = p_context_id;
     END IF;
 END $$;
@@ -189,7 +259,7 @@ CREATE FUNCTION perdure_claim_0001(
     p_key text, p_owner text, p_take_over boolean, p_now text,
     p_context_id text, p_token text, p_advances boolean, p_root text, p_path text,
     p_types text[], p_task_ids text[], p_keys text[], p_bodies bytea[],
-    p_waits text[], p_outbox text[], p_key_id text,
+    p_waits text[], p_failures text[], p_outbox text[], p_key_id text,
     p_marked integer, p_write text, p_again boolean, p_lost_seq bigint, p_lost_task_id text, p_lost_body bytea,
     OUT state text, OUT recorded bytea, OUT starts_counted integer, OUT begun_by text,
     OUT stream text, OUT last_seq bigint
@@ -221,7 +291,7 @@ BEGIN
     IF p_context_id IS NOT NULL THEN
         SELECT appended.stream, appended.last_seq INTO stream, last_seq FROM perdure_append_0001(
             p_now, p_context_id, p_token, p_advances, false, p_root, p_path, p_types, p_task_ids, p_keys, p_bodies,
-            p_waits, p_outbox, p_key_id,
+            p_waits, p_failures, p_outbox, p_key_id,
             p_marked, p_write, p_again, p_lost_seq, p_lost_task_id, p_lost_body) AS appended;
     END IF;
 END $$;
@@ -244,7 +314,7 @@ CREATE FUNCTION perdure_commit_0001(
     p_namespaces text[], p_names text[], p_values bytea[], p_checked boolean[], p_before bytea[],
     p_context_id text, p_token text, p_advances boolean, p_root text, p_path text,
     p_types text[], p_task_ids text[], p_keys text[], p_bodies bytea[],
-    p_waits text[], p_outbox text[], p_key_id text,
+    p_waits text[], p_failures text[], p_outbox text[], p_key_id text,
     p_marked integer, p_write text, p_again boolean, p_lost_seq bigint, p_lost_task_id text, p_lost_body bytea,
     OUT recorded bytea, OUT stream text, OUT last_seq bigint
 ) LANGUAGE plpgsql AS $$
@@ -346,7 +416,7 @@ BEGIN
     IF p_context_id IS NOT NULL THEN
         SELECT appended.stream, appended.last_seq INTO stream, last_seq FROM perdure_append_0001(
             p_now, p_context_id, p_token, p_advances, true, p_root, p_path, p_types, p_task_ids, p_keys, p_bodies,
-            p_waits, p_outbox, p_key_id,
+            p_waits, p_failures, p_outbox, p_key_id,
             p_marked, p_write, p_again, p_lost_seq, p_lost_task_id, p_lost_body) AS appended;
     END IF;
 END $$;
