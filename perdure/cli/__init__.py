@@ -46,6 +46,7 @@ _COMMANDS = {
     "delete": "steer.delete",
     "pause": "steer.pause",
     "resume": "steer.resume",
+    "bulk": "bulk.app",
     "fork": "fork.fork",
     "diff": "fork.diff",
     "approvals": "approvals.approvals",

@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from ..agent.spec import AgentSpec
     from ..context.run_context import ContextT
     from ..ports.store import Store
+    from .bulk_actions import BulkActions
     from .grants import McpGrants
 
     # What few programs use is imported when it is called: each program imports this module.
@@ -426,21 +427,34 @@ class Client:
         roots: bool = True,
         started_from: datetime | None = None,
         started_before: datetime | None = None,
+        updated_from: datetime | None = None,
+        error: str | None = None,
+        search: str | None = None,
         limit: int = 50,
         cursor: str | None = None,
     ) -> RunPage:
         """List runs in pages of at most ``limit`` (200): :meth:`list` with a ``cursor``, that of the page before.
-        ``started_from`` and ``started_before`` are times with a time zone, the first one inclusive.
+        ``started_from`` and ``started_before`` are times with a time zone, the first one inclusive; ``updated_from`` is
+        when their last step was recorded.
 
-        Open runs come first, then closed ones, each the newest first, then those that Temporal no longer has. A run
-        that changes meanwhile may come twice. Raises ``InvalidInputError``, also for a cursor of other filters.
+        ``error`` is the class of the error that they failed with (``"AuthenticationError"``). ``search`` is words that
+        are in the id, in the first message or in the error; letters of ASCII count in either case. A search looks at
+        5,000 runs for a page, so a page may be empty before the end.
+
+        The newest start comes first. With a status that Temporal alone knows (an open one, terminated, timed out) the
+        order is that of its visibility. A run that changes meanwhile may come twice. Raises ``InvalidInputError``, also
+        for a cursor of other filters; ``TranscriptUnavailableError`` for a search without a store.
         """
-        from .run_pages import list_run_page
+        from .run_pages import RunFilters, list_run_page
 
         return await list_run_page(
-            self, agent=agent, status=status, tenant=tenant, user=user, roots=roots,
-            started_from=started_from, started_before=started_before, limit=limit, cursor=cursor,
-        )  # fmt: skip
+            self,
+            RunFilters(
+                *(agent, status, tenant, user, roots, started_from, started_before, updated_from, error, search)
+            ),
+            limit=limit,
+            cursor=cursor,
+        )
 
     async def list_waits(
         self,
@@ -576,6 +590,13 @@ class Client:
         from .webhook_subscriptions import Webhooks
 
         return Webhooks(self)
+
+    @property
+    def bulk_actions(self) -> BulkActions:
+        """Resumes or cancels all runs that match a filter. Needs the store."""
+        from .bulk_actions import BulkActions
+
+        return BulkActions(self)
 
     async def close(self) -> None:
         """Close the store; Temporal's client needs no closing."""

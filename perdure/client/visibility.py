@@ -376,6 +376,7 @@ async def build_run_summary(client: ClientHandle, execution: WorkflowExecution) 
         execution.close_time,
         tenant=labels.get("tenant"),
         user=labels.get("user"),
+        execution=execution.run_id,
         store_id=await _read_memo_text(execution, STORE_MEMO),
         is_indexed=indexed_status is not None,
     )

@@ -15,7 +15,22 @@ from ..errors import PerdureError
 from ..web.app import CONSOLE_PREFIX
 from ..web.operations import ApiRouter, Web
 from ..web.problems import NotFoundError, UnauthorizedError, build_problem, build_unexpected_problem
-from . import agents, audit, chat, compare, costs, decisions, inbox, run, runs, schedules, sign_ins, webhooks, workers
+from . import (
+    agents,
+    audit,
+    bulk,
+    chat,
+    compare,
+    costs,
+    decisions,
+    inbox,
+    run,
+    runs,
+    schedules,
+    sign_ins,
+    webhooks,
+    workers,
+)
 from .access import (
     FORM_COOKIE,
     LOGIN_COOKIE,
@@ -116,6 +131,7 @@ PAGE_ROUTES: Sequence[PageRoute] = (
             decisions,
             sign_ins,
             runs,
+            bulk,
             run,
             chat,
             compare,

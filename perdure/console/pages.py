@@ -65,6 +65,7 @@ _ASSETS = {
     "decisions.js": "text/javascript; charset=utf-8",
     "inbox.js": "text/javascript; charset=utf-8",
     "run.js": "text/javascript; charset=utf-8",
+    "bulk.js": "text/javascript; charset=utf-8",
     "chat.css": "text/css; charset=utf-8",
     "chat.js": "text/javascript; charset=utf-8",
     "icon.svg": "image/svg+xml",

@@ -105,16 +105,18 @@ class ListTables(Tables):
     ) -> tuple[list[RunRow], tuple[str, str] | None]:
         """See :class:`perdure.ports.store.Runs`."""
         at, after_id = after or (None, None)
-        values = {name: value for name, value in asdict(filter).items() if name not in ("search", "error")}
-        words, scan = encode_words(filter.search), SCANNED_RUNS if filter.search or filter.error else limit
-        values |= {"at": at, "after": after_id, "scan": scan, "error": filter.error}
-        found = await self._select_rows(SQL.search_runs, **values, words=words, limit=limit)
+        values = asdict(filter)
+        tested = {"words": encode_words(values.pop("search")), "updated_from": values.pop("updated_from")}
+        scan = SCANNED_RUNS if filter.error is not None or any(tested.values()) else limit
+        # Failed runs are few, and have an index by that time; others are looked at one by one.
+        values |= {"failed_from": filter.updated_from if filter.error is not None else None}
+        values |= {"at": at, "after": after_id}
+        found = await self._select_rows(SQL.search_runs, **values, **tested, scan=scan, limit=limit)
         rows = [RunRow(*row) for row in found]
         if len(rows) == limit:
             return rows, (rows[-1].created_at, rows[-1].context_id)
         if scan == limit:
             return rows, None
-        del values["scan"]
         end = await self._select_rows(SQL.find_scan_end, **values, skipped=scan - 1)
         return rows, (end[0][0], end[0][1]) if end else None
 

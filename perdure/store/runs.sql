@@ -70,13 +70,14 @@ FROM (
         AND feeds.root IS NULL -- if roots
         AND created_at >= :created_from -- if created_from
         AND created_at < :created_before -- if created_before
-        AND updated_at >= :updated_from -- if updated_from
+        AND updated_at >= :failed_from -- if failed_from
         AND (created_at, runs.context_id) < (:at, :after) -- if after
     ORDER BY created_at DESC, runs.context_id DESC
     LIMIT :scan
 ) AS scanned
 WHERE true
     AND error_type = :error -- if error
+    AND updated_at >= :updated_from -- if updated_from
     AND NOT EXISTS ( -- if words
         SELECT 1 FROM json_each(:words) AS word -- if words
         WHERE lower(context_id || ' ' || COALESCE(first_message, '') || ' ' || COALESCE(error, '')) -- if words
@@ -98,7 +99,7 @@ WHERE true
     AND feeds.root IS NULL -- if roots
     AND created_at >= :created_from -- if created_from
     AND created_at < :created_before -- if created_before
-    AND updated_at >= :updated_from -- if updated_from
+    AND updated_at >= :failed_from -- if failed_from
     AND (created_at, runs.context_id) < (:at, :after) -- if after
 ORDER BY created_at DESC, runs.context_id DESC
 LIMIT 1 OFFSET :skipped

@@ -10,8 +10,8 @@ from dataclasses import fields
 from operator import attrgetter
 from typing import Any
 
-from ..ports.usage import UsageFilter, UsageKey, UsageRow, UsageSum, UsageSums, sort_sums
-from .schema import Tables, encode_sessions
+from ..ports.usage import RunUsage, UsageFilter, UsageKey, UsageRow, UsageSum, UsageSums, sort_sums
+from .schema import Tables, encode_sessions, split_keys
 from .statements import load_statements
 
 SQL = load_statements("usage")
@@ -39,6 +39,14 @@ class UsageTables(Tables):
         [total] = [row for row in rows if row[0] == 0]
         sums = [_build_sum(row[1], row[2:]) for row in rows if row[0] == 1]
         return UsageSums(sort_sums(key, sums), _build_sum(None, total[2:]), int(total[1]))
+
+    async def sum_run_usage(self, context_ids: Sequence[str]) -> dict[str, RunUsage]:
+        """See :class:`perdure.ports.usage.UsageLog`."""
+        sums: dict[str, RunUsage] = {}
+        for keys in split_keys(context_ids):
+            for name, calls, tokens, cost in await self._select_rows(SQL.sum_run_usage, keys=keys):
+                sums[name] = RunUsage(int(calls), int(tokens or 0), None if cost is None else float(cost))
+        return sums
 
 
 def _build_sum(key: str | None, values: Sequence[Any]) -> UsageSum:

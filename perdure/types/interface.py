@@ -162,6 +162,7 @@ resumes it. It stays unchanged when the run ends: ``ExecutionStatus`` has the en
 
 WORKFLOW_TYPE = "AgentWorkflow"
 WEBHOOK_WORKFLOW_TYPE = "PerdureWebhook"
+BULK_WORKFLOW_TYPE = "PerdureBulkAction"
 """Of the delivery of one event to one webhook."""
 READ_ERROR_TYPE = "Read"
 """Type of the error by which the update ``read`` is refused: its details are ``{"answer", "asker"}``."""

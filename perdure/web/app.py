@@ -28,6 +28,7 @@ from ..errors import PerdureError
 from ..types.messages import MAX_FILE_BYTES
 from .approvals import OPERATIONS as APPROVALS
 from .auth import Authenticator, Authorizer, ContextFunction, RoleAuthorizer
+from .bulk_actions import OPERATIONS as BULK_ACTIONS
 from .decide import FORM_TYPE, MAX_FORM_BYTES, decide_routes
 from .files import OPERATIONS as FILES
 from .forks import OPERATIONS as FORKS
@@ -51,7 +52,9 @@ MAX_REFUSED_FORM_BYTES = 256 * 1024 * 1024
 """Bytes above these of a form that the console still takes, to refuse it with a page: a browser sends all of a form
 before it reads the answer, and shows an error of its own where the connection is closed meanwhile."""
 Protocol = Literal["agui", "vercel", "openai", "mcp"]
-_OPERATIONS: Sequence[Operation] = (*SESSIONS, *LISTS, *APPROVALS, *FILES, *FORKS, *SCHEDULES, *WEBHOOKS, *RECORDS)
+_OPERATIONS: Sequence[Operation] = (
+    *(*SESSIONS, *LISTS, *BULK_ACTIONS, *APPROVALS, *FILES, *FORKS, *SCHEDULES, *WEBHOOKS, *RECORDS),
+)
 OPERATIONS: Sequence[Operation] = (*_OPERATIONS, build_openapi_operation(_OPERATIONS))
 """Every operation of the native API."""
 _READY_SECONDS = 1.0

@@ -43,7 +43,14 @@ from ..store.cache import CACHE_BYTES
 from ..tools import Tool
 from ..types.limits import HEARTBEAT_SECONDS, RateLimit
 from ..types.state import RunState
-from ..workflows import AgentWorkflow, VersionedAgentWorkflow, VersionedWebhookWorkflow, WebhookWorkflow
+from ..workflows import (
+    AgentWorkflow,
+    BulkActionWorkflow,
+    VersionedAgentWorkflow,
+    VersionedBulkActionWorkflow,
+    VersionedWebhookWorkflow,
+    WebhookWorkflow,
+)
 from ..workflows.host import HEARTBEAT_SETTING, OBSERVE_STATE
 from .engine import MAX_CACHED_RUNS, Engine, Lifespan
 from .health import WorkflowTasks
@@ -134,7 +141,11 @@ DRAIN_MARGIN = timedelta(seconds=30)
 """How long a worker waits for its activities beyond the longest tool timeout, before it cancels them."""
 
 
-_VERSIONED: dict[type, type] = {AgentWorkflow: VersionedAgentWorkflow, WebhookWorkflow: VersionedWebhookWorkflow}
+_VERSIONED: dict[type, type] = {
+    AgentWorkflow: VersionedAgentWorkflow,
+    WebhookWorkflow: VersionedWebhookWorkflow,
+    BulkActionWorkflow: VersionedBulkActionWorkflow,
+}
 """The workflows of workers that are versions of a deployment."""
 
 
@@ -183,8 +194,8 @@ class PerdurePlugin(SimplePlugin):
         """The workflow tasks that fail."""
         super().__init__(
             "perdure.PerdurePlugin",
-            workflows=[AgentWorkflow, WebhookWorkflow],
-            activities=[*self.engine.activities, self.engine.webhook.deliver],
+            workflows=[AgentWorkflow, WebhookWorkflow, BulkActionWorkflow],
+            activities=[*self.engine.activities, self.engine.webhook.deliver, self.engine.bulk.act],
             interceptors=[self.engine.interceptor],
             workflow_runner=_pass_perdure_through,
         )

@@ -232,6 +232,7 @@ def _create_usage() -> None:
         sa.Column("created_at", TEXT, nullable=False),
     )
     op.create_index("usage_created_at", "usage", ["created_at"])
+    op.create_index("usage_run", "usage", [sa.text("coalesce(root, context_id)")])
     op.create_index("usage_agent", "usage", ["agent", "created_at"])
     _create_index_of_given("usage", "tenant")
     op.create_table(
