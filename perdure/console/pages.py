@@ -113,6 +113,7 @@ def build_templates() -> Environment:
         "summary": texts.summarize_arguments,
         "call_name": texts.render_call,
         "time": texts.render_time,
+        "overdue": texts.is_overdue,
         "utc": texts.render_utc,
         "markdown": texts.render_markdown,
         "plain": texts.render_plain,
