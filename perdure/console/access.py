@@ -30,8 +30,8 @@ from ..ports.tokens import LoginRow, hash_login
 from ..types.messages import clean_text
 from ..web.app import MAX_CONSOLE_UPLOAD_BYTES
 from ..web.auth import BearerTokens, Caller, build_token_caller, check_token_validity
-from ..web.limits import FailureLimiter
-from ..web.operations import Web, iterate_body
+from ..web.limits import FailureLimiter, iterate_body
+from ..web.operations import Web
 from ..web.origins import is_loopback_name, is_own_origin, parse_host
 from ..web.problems import ForbiddenError, UnauthorizedError, WebError
 from .texts import format_size

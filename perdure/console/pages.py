@@ -116,6 +116,7 @@ def build_templates() -> Environment:
         "summary_line": texts.render_summary_line,
         "amount": texts.format_amount,
         "time": texts.render_time,
+        "overdue": texts.is_overdue,
         "utc": texts.render_utc,
         "markdown": texts.render_markdown,
         "plain": texts.render_plain,

@@ -50,6 +50,7 @@ _MARK_TOKENS, _MARK_CHARS = 400, 16_000
 """Most words and characters of a text that is compared word by word."""
 _ALIKE = 0.35
 """Texts that have less in common are not compared word by word."""
+_OVERDUE_SECONDS = 60.0
 _SOON_SECONDS = 600
 """A deadline that is nearer stands out, and is shown to the second."""
 
@@ -377,6 +378,12 @@ def render_time(moment: str | datetime | None, *, style: str = "ago") -> Markup:
         utc.isoformat(timespec="milliseconds"), style, f"{utc:%d %b %Y, %H:%M:%S} UTC",
         Markup(' class="soon"') if is_soon else Markup(' class="dated"') if is_dated else "", text,
     )  # fmt: skip
+
+
+def is_overdue(moment: str | None) -> bool:
+    """Whether the time is a minute ago or more: what was due then has not happened."""
+    at = parse_time(moment)
+    return at is not None and (datetime.now(UTC) - at).total_seconds() >= _OVERDUE_SECONDS
 
 
 def render_utc(moment: str | None) -> Markup:

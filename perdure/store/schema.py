@@ -80,7 +80,7 @@ TABLES = {
     "sign_ins": ("id", "sealed", "expires_at"),  # in the order of the fields of SignInRow
     "webhooks": (  # in the order of the fields of WebhookRow
         *("id", "url", "events", "agent", "tenant", "session", "enabled", "disabled_reason", "failing_since"),
-        *("secrets", "key_id", "created_by", "created_at", "updated_at"),
+        *("secrets", "key_id", "created_by", "created_at", "updated_at", "allowed"),
     ),
     "webhook_deliveries": (  # in the order of the fields of DeliveryRow
         *("id", "webhook_id", "message_id", "type", "stream", "seq", "context_id", "url", "attempt", "outcome"),

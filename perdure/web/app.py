@@ -32,10 +32,19 @@ from .bulk_actions import OPERATIONS as BULK_ACTIONS
 from .decide import FORM_TYPE, MAX_FORM_BYTES, decide_routes
 from .files import OPERATIONS as FILES
 from .forks import OPERATIONS as FORKS
-from .limits import ANY_TYPE, BodyLimits, BodyRule, ConnectionLimiter, RateLimiter, RequestLimits, WebLimits
+from .limits import (
+    ANY_TYPE,
+    BODY_SECONDS,
+    BodyLimits,
+    BodyRule,
+    ConnectionLimiter,
+    RateLimiter,
+    RequestLimits,
+    WebLimits,
+)
 from .lists import OPERATIONS as LISTS
 from .openapi import build_openapi_operation
-from .operations import BODY_SECONDS, ApiRouter, Operation, Web, decode_path, list_routes
+from .operations import ApiRouter, Operation, Web, decode_path, list_routes
 from .origins import CrossOrigin, ForwardedHeaders, HostCheck, SecurityHeaders
 from .problems import problem_response
 from .records import OPERATIONS as RECORDS

@@ -9,14 +9,14 @@ import math
 import re
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Generator
+from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, ParamSpec, TypeVar
 
 from starlette.datastructures import Headers
-from starlette.requests import HTTPConnection
+from starlette.requests import ClientDisconnect, HTTPConnection, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..types.messages import MAX_FILE_BYTES
@@ -246,6 +246,37 @@ class _BodyReader:
         self._bytes += len(body)
         if self._bytes > self._rule.max_bytes:
             raise _build_size_error(self._rule)
+
+
+BODY_SECONDS = 600.0
+"""Longest time in which a body is received."""
+CHUNK_SECONDS = 30.0
+"""Longest time between two pieces of a body."""
+
+
+async def iterate_body(request: Request, max_bytes: int) -> AsyncGenerator[bytes]:
+    """Yield the pieces of the body, whatever its Content-Length says. Raises ``WebError``."""
+    too_large = WebError(f"the body may have {max_bytes:,} bytes", status=413, name="BodyTooLargeError")
+    length = request.headers.get("content-length", "0")
+    if not length.isdecimal() or len(length) > 15 or int(length) > max_bytes:
+        raise too_large
+    size, stream = 0, request.stream()
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + BODY_SECONDS
+    while True:
+        try:
+            async with asyncio.timeout_at(min(deadline, loop.time() + CHUNK_SECONDS)):
+                piece = await anext(stream, None)
+        except TimeoutError:
+            raise WebError("the body came too slowly", status=408, name="BodyTimeoutError") from None
+        except ClientDisconnect:
+            raise WebError("the body ended early", name="BodyIncompleteError") from None
+        if piece is None:
+            return
+        size += len(piece)
+        if size > max_bytes:
+            raise too_large
+        yield piece
 
 
 # ---

@@ -41,7 +41,16 @@ from ..types.run_ids import build_run_id_error, check_run_name
 from ..types.validation_errors import describe_validation_error
 from .auth import AgentTerms, Authenticator, Authorizer, Caller, ContextFunction, Resource, Verb
 from .key_lease import KeyLease
-from .limits import ConnectionLimiter, HeldBytes, RateLimiter, WebLimits, call_for_size, get_caller_key, parse_json_body
+from .limits import (
+    ConnectionLimiter,
+    HeldBytes,
+    RateLimiter,
+    WebLimits,
+    call_for_size,
+    get_caller_key,
+    iterate_body,
+    parse_json_body,
+)
 from .origins import get_client_address
 from .problems import (
     ForbiddenError,
@@ -63,10 +72,6 @@ ACT_SECONDS = 50.0
 """Longest time of a request that acts."""
 MAX_JSON_BYTES = 32 * 1024 * 1024
 """Most bytes of a JSON body, where no proxy or middleware has a lower limit."""
-BODY_SECONDS = 600.0
-"""Longest time in which a body is received."""
-CHUNK_SECONDS = 30.0
-"""Longest time between two pieces of a body."""
 
 
 class Input(BaseModel):
@@ -377,31 +382,6 @@ async def _receive_body(operation: Operation, call: Call) -> AsyncGenerator[byte
         yield b"".join(pieces)
     finally:
         held.release(size, key)
-
-
-async def iterate_body(request: Request, max_bytes: int) -> AsyncGenerator[bytes]:
-    """Yield the pieces of the body, whatever its Content-Length says. Raises ``WebError``."""
-    too_large = WebError(f"the body may have {max_bytes:,} bytes", status=413, name="BodyTooLargeError")
-    length = request.headers.get("content-length", "0")
-    if not length.isdecimal() or len(length) > 15 or int(length) > max_bytes:
-        raise too_large
-    size, stream = 0, request.stream()
-    loop = asyncio.get_running_loop()
-    deadline = loop.time() + BODY_SECONDS
-    while True:
-        try:
-            async with asyncio.timeout_at(min(deadline, loop.time() + CHUNK_SECONDS)):
-                piece = await anext(stream, None)
-        except TimeoutError:
-            raise WebError("the body came too slowly", status=408, name="BodyTimeoutError") from None
-        except ClientDisconnect:
-            raise WebError("the body ended early", name="BodyIncompleteError") from None
-        if piece is None:
-            return
-        size += len(piece)
-        if size > max_bytes:
-            raise too_large
-        yield piece
 
 
 _PUBLIC = Caller("", "none", frozenset())

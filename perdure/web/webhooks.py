@@ -86,6 +86,8 @@ class WebhookAnswer(BaseModel):
     created_by: str
     created_at: str
     updated_at: str
+    allowed: tuple[str, ...] = ()
+    """Hosts and networks that the endpoint is in and that workers may reach for it, although they are not public."""
     secret: str | None = None
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from temporalio import activity
 from temporalio.client import WorkflowExecutionStatus
+from temporalio.exceptions import ApplicationError
 
 from perdure import Agent, Client, Run, tool
 from perdure.client.webhook_subscriptions import build_delivery_id
@@ -390,9 +391,38 @@ async def test_five_days_of_failures_disable(engine: Engine, endpoint: Endpoint)
     assert len(endpoint.requests) == 3
 
 
-async def test_a_host_that_moves_to_a_private_address_is_not_called(
+async def test_what_may_be_reached_is_kept_with_the_endpoint_and_the_same_for_all_workers(
     engine: Engine, endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    client = await engine.client()
+    store = await client.store(create=True)
+    monkeypatch.setenv("PERDURE_WEBHOOK_ALLOW", "127.0.0.0/8, elsewhere.example")
+    webhook = await client.webhooks.create(endpoint.url)
+    assert webhook.allowed == ("127.0.0.0/8",)
+    monkeypatch.delenv("PERDURE_WEBHOOK_ALLOW")  # as of another worker
+    await run_attempt(store, {"webhook_id": webhook.id, "message_id": "msg_1", "type": "ping"})
+    assert len(endpoint.requests) == 1
+    with pytest.raises(InvalidInputError, match="not public") as refused:
+        await client.webhooks.update(webhook.id, url=f"{endpoint.url}/other")
+    assert "PERDURE_WEBHOOK_ALLOW" in str(refused.value.hint)
+    assert (await client.webhooks.get(webhook.id)).url == endpoint.url
+
+
+async def test_an_endpoint_that_may_not_be_reached_fails_once(engine: Engine, endpoint: Endpoint) -> None:
+    client = await engine.client()
+    store = await client.store(create=True)
+    webhook = await client.webhooks.create(endpoint.url)
+    row = await store.get_webhook(webhook.id)
+    assert row
+    assert await store.update_webhook(replace(row, allowed="", updated_at="x"), row.updated_at)
+    with pytest.raises(ApplicationError, match="which is not public") as failed:
+        await run_attempt(store, {"webhook_id": webhook.id, "message_id": "msg_1", "type": "ping"})
+    assert (failed.value.non_retryable, failed.value.next_retry_delay) == (True, None)
+    [attempt] = (await client.webhooks.deliveries(webhook.id)).deliveries
+    assert (attempt.state, attempt.next_at, endpoint.requests) == ("failed", None, [])
+
+
+async def test_a_host_that_moves_to_a_private_address_is_not_called(engine: Engine, endpoint: Endpoint) -> None:
     """The name is resolved once for an attempt, and the connection goes to the address that was checked."""
     client = await engine.client()
     store = await client.store(create=True)
@@ -400,7 +430,8 @@ async def test_a_host_that_moves_to_a_private_address_is_not_called(
     row = await store.get_webhook(webhook.id)
     assert row
     port = endpoint.url.split(":")[2].split("/")[0]
-    moved = replace(row, url=f"https://rebind.example:{port}/", updated_at="x")
+    assert row.allowed == "127.0.0.1/32"
+    moved = replace(row, url=f"https://rebind.example:{port}/", allowed="", updated_at="x")
     assert await store.update_webhook(moved, row.updated_at)
     asked: list[str] = []
 
@@ -408,13 +439,11 @@ async def test_a_host_that_moves_to_a_private_address_is_not_called(
         asked.append(host)
         return ["93.184.216.34"] if len(asked) > 1 else ["127.0.0.1"]
 
-    monkeypatch.setenv("PERDURE_WEBHOOK_ALLOW", "")
     task = {"webhook_id": webhook.id, "message_id": "msg_1", "type": "ping"}
     with pytest.raises(Exception, match=r"rebind.example has the address 127\.0\.0\.1, which is not public"):
         await run_attempt(store, task, resolve=rebinding)
     assert (asked, endpoint.requests) == (["rebind.example"], [])
-    monkeypatch.setenv("PERDURE_WEBHOOK_ALLOW", "rebind.example")
-    plain = replace(moved, url=f"http://rebind.example:{port}/x", updated_at="y")
+    plain = replace(moved, url=f"http://rebind.example:{port}/x", allowed="rebind.example", updated_at="y")
     assert await store.update_webhook(plain, "x")
     asked.clear()
     await run_attempt(store, task, resolve=rebinding)

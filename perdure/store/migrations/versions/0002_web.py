@@ -132,6 +132,7 @@ def _create_webhooks() -> None:
         sa.Column("created_by", TEXT, nullable=False),
         sa.Column("created_at", TEXT, nullable=False),
         sa.Column("updated_at", TEXT, nullable=False),
+        sa.Column("allowed", TEXT, nullable=False),
     )
     # Each commit of an event that webhooks deliver looks here whether there is an enabled one.
     enabled = sa.text("enabled = 1")
