@@ -25,11 +25,12 @@ from perdure.cli import app
 from perdure.cli.new import check_name
 from perdure.cli.output import get_exit_code
 from perdure.errors import InvalidInputError
-from tests.docs.test_deploy_chart import DEFAULTS, SCHEMA, merged
+from tests.docs.test_deploy_chart import CHART, DEFAULTS, SCHEMA, merged
 from tests.docs.test_docs import check_perdure
 from tests.support import forkserver
 from tests.support.engine import Engine
 from tests.support.namespaces import indexed_namespace
+from tests.support.validators import find_go_program, find_package_program
 
 ROOT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent
@@ -99,6 +100,22 @@ def test_its_commands_and_files_of_deployment_exist(project: Path) -> None:
     targets = set(re.findall(r"^([a-z]+):", (project / "Makefile").read_text(), re.MULTILINE))
     used = set(re.findall(r"\bmake ([a-z]+)", pages + (project / ".github/workflows/ci.yml").read_text()))
     assert used <= targets
+
+
+@pytest.mark.slow
+def test_the_tools_of_others_accept_its_deployment(project: Path, tmp_path: Path) -> None:
+    deploy = project / "deploy"
+    env = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "STORE_PASSWORD": "x"}
+    hadolint = find_package_program("hadolint", "the Dockerfile of a new project, by hadolint")
+    compose = find_go_program("compose-config", "compose.yaml of a new project, by Docker Compose's reader")
+    helm = find_go_program("helm", "the values of a new project, by Helm")
+    template = (helm, "template", "x", CHART, "--values", "values.yaml")
+    for command in ((hadolint, "Dockerfile"), (compose, "compose.yaml"), template):
+        judged = judge(*command, cwd=deploy, env=env)
+        assert judged.returncode == 0, judged.stdout + judged.stderr
+    del env["STORE_PASSWORD"]
+    refused = judge(compose, "compose.yaml", cwd=deploy, env=env)
+    assert "set it" in refused.stderr, "no password has a default"
 
 
 @pytest.mark.parametrize(

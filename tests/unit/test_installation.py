@@ -175,3 +175,17 @@ def test_the_page_says_what_each_extra_is_for() -> None:
     rows = [row.partition("|")[2].partition("|")[0] for row in page.partition("\n\n")[0].splitlines()[2:]]
     named = [name for row in rows for name in re.findall(r"`([^`]+)`", row)]
     assert sorted(named) == sorted([*(extra.name for extra in list_extras()), "all"])
+
+
+def test_a_command_that_installs_perdure_stands_in_one_place() -> None:
+    """Elsewhere code builds it by `build_missing_extra_error`, and pages name the extra: no hint is true for all."""
+    root = Path(__file__).parents[2]
+    allowed = {"README.md", "docs/how-to/install.md", "docs/decisions/077-one-extra-for-http.md"}
+    pages = [*root.glob("*.md"), *(root / "examples").rglob("*.md"), *(root / "deploy").rglob("*")]
+    files = [*(root / "perdure").rglob("*.py"), *(root / "docs").rglob("*.md"), *pages]
+    found = {
+        str(file.relative_to(root))
+        for file in files
+        if file.is_file() and re.search(r"install [^\n`]*perdure(-[\d.]+[^\n ]*)?\[|perdure\[\w", file.read_text())
+    }
+    assert found <= allowed
