@@ -37,6 +37,7 @@ from ..web.lists import PageQuery, list_subagents
 from ..web.operations import validate
 from ..web.sessions import SessionEvent, build_session, post_event
 from ..web.sse import RECONNECT_MS, EventStream, encode_event, encode_frame, parse_seq
+from .attempts import describe_links
 from .compare import find_origin
 from .decisions import STATUS_SECONDS
 from .inbox import count_pending
@@ -254,7 +255,9 @@ async def show_run(page: Page) -> Response:
         _build_panel(page, view, seconds), count_pending(page), find_origin(page.call, page.call.params["id"])
     )
     blocks = list(view.transcript.blocks.values())
-    return page.render("run.html", view=view, blocks=blocks, count=count, origin=origin, **panel)
+    return page.render(
+        "run.html", view=view, blocks=blocks, count=count, origin=origin, **panel, **describe_links(page)
+    )
 
 
 async def show_panel(page: Page) -> Response:
