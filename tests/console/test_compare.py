@@ -67,7 +67,7 @@ async def test_a_fork_and_its_origin(engine: Engine) -> None:
         assert "<del>bill</del>" in html
         assert "<ins>refund</ins>" in html
         states = [given["class"] for _, given in page.tags if given.get("class", "").startswith("state ")]
-        assert states == ["state waiting idle"] * 2, "they wait for a message, and for nobody's decision"
+        assert states == ["state idle"] * 2, "they wait for a message, and for nobody's decision"
         page = await browser.open(f"/compare?left={fork.id}")
         assert dict(browser.response.url.params) == {"left": origin.id, "right": fork.id}, "a fork alone has an origin"
         page = await browser.open(f"/compare?left={fork.id}&right={origin.id}")

@@ -78,7 +78,7 @@ async def test_what_was_paid_by_day_and_agent(engine: Engine) -> None:
         assert "Tokens 1,117 1,060 in, of them 400 cached; 57 out" in text
         assert "Model calls 4" in text
         assert "Time of a call 1.5 s on average" in text
-        assert "Errors 25.0 % 1 call" in text
+        assert "Errors 25.0 % 1 request" in text
         assert "support $1.75" in text
         assert "writer $0.5000 + 1 unpriced" in text
         heights = [float(given["height"]) for tag, given in page.tags if tag == "rect" and given["class"] == "cost"]
@@ -196,6 +196,8 @@ async def test_sums_over_http(engine: Engine) -> None:
             "key": count_back(0),
             "calls": 3,
             "errors": 1,
+            "unanswered_calls": 0,
+            "failed_attempts": 0,
             "input_tokens": 1000,
             "cached_tokens": 400,
             "output_tokens": 57,

@@ -258,7 +258,7 @@ async def test_a_viewer_sees_no_actions_and_may_not_act(engine: Engine) -> None:
         await reader.open("/runs")
         await reader.send(form)
         assert reader.response.status_code == 403
-        assert (await run.status()).state == "waiting"
+        assert (await run.status()).state == "idle"
 
 
 async def test_exports(engine: Engine) -> None:

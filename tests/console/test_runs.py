@@ -56,13 +56,14 @@ async def test_each_row_says_what_its_run_waits_for(engine: Engine) -> None:
 
         async def are_shown() -> bool:
             rows = await read_rows(browser)
-            return all(rows.get(f"run-{name}", "").startswith("waiting") for name in ("payer", "tailor", "talker"))
+            states = {"payer": "waiting", "tailor": "waiting", "talker": "idle"}
+            return all(rows.get(f"run-{name}", "").startswith(state) for name, state in states.items())
 
         await eventually(are_shown)
         rows = await read_rows(browser)
         assert rows["run-payer"].startswith("waiting approval: refund +1 · deadline in 44 min")
         assert rows["run-tailor"] == "waiting answer: ask_size"
-        assert rows["run-talker"] == "waiting for a message"
+        assert rows["run-talker"] == "idle for a message"
         assert rows["run-desk"].startswith("running approval: refund in payer +1 · deadline in")
         [wait] = [wait for wait in (await client.list_waits()).waits if wait.tool == "ask_size"]
         address = f"/console/inbox/run-tailor/{quote(wait.call_id, safe='')}?hash={wait.hash}"
@@ -86,13 +87,13 @@ async def test_a_session_that_has_gone_on_waits_for_no_message(engine: Engine) -
         async def shows(text: str) -> bool:
             return await read_rows(browser) == {"run-1": text}
 
-        await eventually(lambda: shows("waiting for a message"))
+        await eventually(lambda: shows("idle for a message"))
         thinker.go.clear()
         turn = await run.send("Again")
         await eventually(lambda: shows("running"))
         thinker.go.set()
         await turn.result()
-        await eventually(lambda: shows("waiting for a message"))
+        await eventually(lambda: shows("idle for a message"))
 
 
 async def test_the_address_is_the_filter(engine: Engine) -> None:
@@ -193,12 +194,12 @@ async def test_ticked_runs_are_cancelled_after_a_second_look(engine: Engine) -> 
         page = await browser.send(bulk, ("action", "cancel"), item=[runs[0].id, runs[1].id])
         assert "Cancel 2 runs?" in page.text
         assert [text for text in ("worker", "none", "Keep them") if text not in page.text] == []
-        assert [(await run.status()).state for run in runs] == ["waiting"] * 3
+        assert [(await run.status()).state for run in runs] == ["idle"] * 3
         page = await browser.send(page.find_form(sure="1"))
         assert page.text.count("is being cancelled") == 2
 
         async def are_over() -> bool:
-            return [(await run.status()).state for run in runs] == ["cancelled", "cancelled", "waiting"]
+            return [(await run.status()).state for run in runs] == ["cancelled", "cancelled", "idle"]
 
         await eventually(are_over)
         page = await browser.open("/runs")

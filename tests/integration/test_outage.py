@@ -22,7 +22,7 @@ from tests.support.engine import ON_BOTH_STORES, Engine
 from tests.support.pages import console
 from tests.support.scripts import replied
 from tests.support.wait import eventually
-from tests.support.web import make_caller
+from tests.support.web import make_caller, serve
 
 DOWN = error(500, "The server had an error.", type="server_error")
 
@@ -104,6 +104,18 @@ async def test_a_provider_that_is_down_is_seen_where_people_look(
             assert "The server had an error." in page.text
             assert f"4 attempts of {source}" in " ".join(page.text.split())
             assert await list_run_states(client, "ill") == ["started", "held_up"]
+            page = await browser.open("/workers")
+            assert "1 run is held up" in page.text
+            assert "ProviderServerError" in page.text
+            page = await browser.open("/costs")
+            assert "Errors 80.0 % 4 requests" in page.squeeze(), "four of five: the other run was answered"
+            assert f"{source} 500 ProviderServerError 4" in page.squeeze()
+            async with opened.service.connect() as http:
+                by_model = (await http.get("/usage", params={"group": "model"})).json()
+            [own] = [row for row in by_model["data"] if row["key"] == source]
+            assert (own["calls"], own["failed_attempts"], own["errors"]) == (0, 4, 0)
+            [cause] = by_model["failures"]
+            assert (cause["source"], cause["status"], cause["attempts"], cause["ended"]) == (source, 500, 4, 0)
 
             outage.over.set()
             assert (await run.result()).content == "Back."
@@ -140,6 +152,10 @@ async def test_a_wrong_key_is_a_failed_attempt_that_ends_its_call(engine: Engine
             store = await client.store()
             [failed] = await store.sum_failed_attempts("agent")
             assert (failed.key, failed.status, failed.attempts, failed.ended) == ("desk", 401, 1, 1)
+            async with serve(client) as service, service.connect() as http:
+                usage = (await http.get("/usage")).json()
+                assert (usage["total"]["calls"], usage["total"]["errors"]) == (0, 1), "a wrong key is an error"
+                assert usage["data"][0]["unanswered_calls"] == 1
             assert await store.list_failing_calls(held_up=False) == []
         await provider.aclose()
 
