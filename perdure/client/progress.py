@@ -17,6 +17,7 @@ from temporalio.api.workflowservice.v1 import DescribeTaskQueueResponse
 from temporalio.client import WorkflowExecutionDescription
 from temporalio.converter import DataConverter
 from temporalio.exceptions import ApplicationError, FailureError
+from temporalio.service import RPCError
 
 from ..errors import NoWorkerError, PerdureError, RunNotReadyError, RunStuckError, join_sentences
 from ..temporal.task_queues import describe_task_queue
@@ -147,6 +148,23 @@ async def build_no_worker_error(
         f"{queue!r} are {_describe_versions(others)}",
         hint=f"Start such a worker, or have Temporal send it to these: temporal {command}",
     )
+
+
+async def describe_missing_worker(client: ClientHandle, run: WorkflowExecutionDescription) -> str:
+    """Say that no worker answers for the run; where workers of other versions poll its task queue, also which, and what
+    lets one take it: the words of :func:`build_no_worker_error`, which the workers' log has, too."""
+    status = read_deployment_version(run)
+    place = f"version {status['version']}, to which it is pinned" if status.get("version_pinned") else "its task queue"
+    missing = f"no worker answers on {place}"
+    try:
+        described = await _describe_queue(client, run.task_queue)
+        polling = _list_polling_versions(described, datetime.now(UTC) - MAX_POLLER_AGE)
+        if not polling or polling & _list_versions_of_run(run, described):
+            return missing
+        error = await build_no_worker_error(client, run, UNANSWERED_SECONDS)
+    except (PerdureError, RPCError):  # the server is asked for a detail
+        return missing
+    return f"{missing}: {error.message}. {error.hint}"
 
 
 async def refuse_without_worker(run: RunHandle, sending: Coroutine[Any, Any, T]) -> T:

@@ -44,7 +44,13 @@ from .follow import follow_run, list_child_runs
 from .message_content import AnyOverride, build_user_message
 from .messages import deliver_message
 from .pauses import cancel_run, pause_run, resume_run, terminate_run
-from .progress import build_no_worker_error, find_pending_reason, has_poller, retry_while_not_ready
+from .progress import (
+    build_no_worker_error,
+    describe_missing_worker,
+    find_pending_reason,
+    has_poller,
+    retry_while_not_ready,
+)
 from .run_states import add_held_up
 from .streams import StreamReader, build_output_form
 from .tasks import background_task
@@ -224,12 +230,7 @@ class Run(StreamReader[OutputT]):
         except PerdureError as error:
             missing = error.message
             if isinstance(error, NoWorkerError):
-                place = (
-                    f"version {version['version']}, to which it is pinned"
-                    if version.get("version_pinned")
-                    else "its task queue"
-                )
-                missing = f"no worker answers on {place}"
+                missing = await describe_missing_worker(self.client, description)
             return await self._build_unanswered_status(description, reason or missing)
         status = status.model_copy(update=version | ({} if status.reason or not reason else {"reason": reason}))
         return await add_held_up(self, status, description)

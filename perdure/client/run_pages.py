@@ -106,6 +106,10 @@ class RunFilters:
         """Whether a run that began then is among them."""
         return at is None or ((self.started_from or at) <= at and (not self.started_before or at < self.started_before))
 
+    def has_cause(self, run: RunSummary) -> bool:
+        """Whether a run that is held up is among them by what holds it up."""
+        return self.error is None or any(one.error_type == self.error for one in run.held_up)
+
     def build_store_filter(self) -> RunFilter:
         """Build the filter for the rows of the store."""
         status = self.status if self.status in _RECORDED_STATUSES else None
@@ -144,13 +148,14 @@ async def list_run_page(
     check_page_limit(limit)
     check_filters(agent=filters.agent, status=filters.status, **filters.labels)
     check_filters(error=filters.error, search=filters.search)
+    if filters.status == "held_up" and filters.search is None and filters.updated_from is None:
+        place = decode_cursor("runs", filters.as_dict(), cursor) if cursor is not None else ["temporal", ""]
+        return await _RunPager(client, filters, limit, visible).build_held_up_page(place)
     is_by_store = filters.status is None or filters.status in _RECORDED_STATUSES or filters.is_recorded
     if filters.is_recorded or (client.store_url is not None and is_by_store):
         return await _list_newest(client, filters, limit, cursor, visible)
     place = decode_cursor("runs", filters.as_dict(), cursor) if cursor is not None else ["temporal", ""]
     pager = _RunPager(client, filters, limit, visible)
-    if filters.status == "held_up":
-        return await pager.build_held_up_page(place)
     match place:
         case ["temporal", token]:
             next_token = await pager.read_visibility(_decode_token(token))
@@ -388,7 +393,7 @@ class _RunPager:
             size = self._limit - len(self.runs)
             runs, after = await list_held_up_runs(self._client, after, size, roots=filters.roots, filters=labels)
             for run in runs:
-                if filters.has_time(run.started):
+                if filters.has_time(run.started) and filters.has_cause(run):
                     await self._add_visible(run)
             if after is None or len(self.runs) >= self._limit:
                 break

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from google.protobuf.timestamp_pb2 import Timestamp
-from temporalio.client import WorkflowExecutionDescription
+from temporalio.client import WorkflowExecution, WorkflowExecutionDescription
 from temporalio.exceptions import ApplicationError
 
 from ..errors import PerdureError, StoreError
@@ -18,7 +18,7 @@ from ..ports.failures import HELD_UP_ATTEMPTS, FailingCall
 from ..ports.store import RunRow, Store
 from ..ports.times import timestamp
 from ..ports.waits import RunWaits
-from ..types.interface import HeldUp, Status
+from ..types.interface import STORE_MEMO, HeldUp, Status
 from ..types.run_states import OPEN_STATES, RunState
 from ..types.wire import TOOL_ACTIVITY_PREFIX
 from .handles import ClientHandle, RunHandle
@@ -122,6 +122,17 @@ def choose_state(
     return "idle" if recorded == "idle" else "running"
 
 
+async def read_store_memo(execution: WorkflowExecution) -> str | None:
+    """Return the id of the store of the client that has started the run; None if it is not known."""
+    if STORE_MEMO not in execution.raw_info.memo.fields:
+        return None
+    try:
+        value = (await execution.memo()).get(STORE_MEMO)
+    except Exception:  # written with another codec
+        return None
+    return value if isinstance(value, str) else None
+
+
 def build_held_up(call: FailingCall) -> HeldUp:
     """Build what is shown of a call that holds a run up."""
     names = ("context_id", "agent", "call", "source", "error_type", "error", "status", "attempts")
@@ -145,6 +156,10 @@ async def add_held_up(run: RunHandle, status: Status, description: WorkflowExecu
             store: Store = await run.client.store()
             failures = await store.list_run_failures([run.id])
             held_up = tuple(map(build_held_up, failures.get(run.id, ())))
+            if not held_up and await read_store_memo(description) not in (None, store.store_id):
+                is_own = await store.get_run(run.id) is not None or await store.read_events(run.id, limit=1)
+                if not is_own:
+                    return status.model_copy(update={"state": "other_store"})
         except PerdureError as error:
             logger.debug("what holds run %s up cannot be read from the store: %s", run.id, error)
     held_up = held_up or await _read_failing_activities(run, status, description)

@@ -34,7 +34,6 @@ from ..types.interface import (
     AGENT_ATTRIBUTE,
     PENDING_ATTRIBUTE,
     STATUS_ATTRIBUTE,
-    STORE_MEMO,
     TENANT_ATTRIBUTE,
     USER_ATTRIBUTE,
     WAITING_MEMO,
@@ -43,7 +42,7 @@ from ..types.interface import (
 )
 from ..types.run_states import ENDED_STATES, OPEN_STATES
 from .handles import ClientHandle, RunHandle
-from .run_states import RunSummary, refine_states
+from .run_states import RunSummary, read_store_memo, refine_states
 
 if TYPE_CHECKING:
     from ..ports.store import RunRow, Store
@@ -377,19 +376,9 @@ async def build_run_summary(client: ClientHandle, execution: WorkflowExecution) 
         tenant=labels.get("tenant"),
         user=labels.get("user"),
         execution=execution.run_id,
-        store_id=await _read_memo_text(execution, STORE_MEMO),
+        store_id=await read_store_memo(execution),
         is_indexed=indexed_status is not None,
     )
-
-
-async def _read_memo_text(execution: WorkflowExecution, name: str) -> str | None:
-    if name not in execution.raw_info.memo.fields:
-        return None
-    try:
-        value = (await execution.memo()).get(name)
-    except Exception:  # written with another codec
-        return None
-    return value if isinstance(value, str) else None
 
 
 async def read_labels(execution: WorkflowExecution) -> dict[str, str]:

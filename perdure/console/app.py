@@ -10,6 +10,7 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import BaseRoute, Mount, Route
 
+from .. import _config as config
 from ..client.deferred_decisions import UNDO_SECONDS
 from ..errors import PerdureError
 from ..web.app import CONSOLE_PREFIX
@@ -17,6 +18,7 @@ from ..web.operations import ApiRouter, Web
 from ..web.problems import NotFoundError, UnauthorizedError, build_problem, build_unexpected_problem
 from . import (
     agents,
+    attempts,
     audit,
     bulk,
     chat,
@@ -24,6 +26,7 @@ from . import (
     costs,
     decisions,
     inbox,
+    overview,
     run,
     runs,
     schedules,
@@ -114,8 +117,8 @@ async def _send_asset(request: Request) -> Response:
     return Response(asset.content, 200, headers, asset.media_type)
 
 
-async def _go_to_inbox(page: Page) -> Response:
-    return page.redirect("/inbox")
+async def _go_to_overview(page: Page) -> Response:
+    return page.redirect("/overview")
 
 
 async def _refuse_unknown(_: Page) -> Response:
@@ -123,16 +126,18 @@ async def _refuse_unknown(_: Page) -> Response:
 
 
 PAGE_ROUTES: Sequence[PageRoute] = (
-    PageRoute("GET", "/", _go_to_inbox, "first"),
+    PageRoute("GET", "/", _go_to_overview, "first"),
     *(
         page
         for module in (
+            overview,
             inbox,
             decisions,
             sign_ins,
             runs,
             bulk,
             run,
+            attempts,
             chat,
             compare,
             agents,
@@ -154,6 +159,7 @@ def console_routes(
     """Build the routes of the console, to be mounted in the application of :func:`perdure.web.app.create_app`, or
     inside its middleware (:func:`perdure.web.app.build_middleware`). ``undo_seconds``: how long a decision of a page
     can be taken back; 0 sends it at once."""
+    config.get_temporal_ui(), config.get_log_url()  # a wrong setting is an error at the start
     access = ConsoleAccess(web, undo_seconds)
     pages = [page.build_route(web, access) for page in PAGE_ROUTES]
     unknown = PageRoute("GET", "/{rest:path}", _refuse_unknown, "unknown").build_route(web, access)

@@ -19,8 +19,10 @@ from starlette.responses import Response, StreamingResponse
 
 from ..client.follow import follow_run
 from ..client.pages import TranscriptPages
+from ..client.run_states import refine_states
+from ..client.visibility import build_run_summary
 from ..errors import InvalidInputError, PerdureError, RunNotFoundError
-from ..ports.store import Store
+from ..ports.store import RunRow, Store
 from ..ports.times import format_utc_now
 from ..ports.waits import RunWaits
 from ..types.approvals import PendingKind
@@ -37,6 +39,7 @@ from ..web.lists import PageQuery, list_subagents
 from ..web.operations import validate
 from ..web.sessions import SessionEvent, build_session, post_event
 from ..web.sse import RECONNECT_MS, EventStream, encode_event, encode_frame, parse_seq
+from .attempts import describe_links
 from .compare import find_origin
 from .decisions import STATUS_SECONDS
 from .inbox import count_pending
@@ -207,6 +210,17 @@ async def _list_waits(page: Page, status: Status | None) -> list[ShownWait]:
     return found
 
 
+async def _read_listed_state(page: Page, row: RunRow | None) -> str:
+    """Read the state as lists have it, of a run that does not say it itself."""
+    client = page.call.client
+    try:
+        execution = await client.run(page.call.params["id"]).describe()
+    except PerdureError:  # Temporal has forgotten it, or does not answer
+        return row.status if row is not None else "unknown"
+    [run] = await refine_states(client, [await build_run_summary(client, execution)])
+    return run.status
+
+
 async def _build_panel(page: Page, view: View, seconds: float) -> dict[str, Any]:
     """Build what stands beside the transcript. ``seconds``: how long the run may take to say what it does."""
     resource = page.call.resource or Resource("session", page.call.params["id"])
@@ -215,7 +229,7 @@ async def _build_panel(page: Page, view: View, seconds: float) -> dict[str, Any]
     verbs: tuple[Verb, ...] = ("send", "decide", "operate")
     may = {verb: await page.call.may(verb, resource) for verb in verbs}
     parent = get_parent_id(page.call.params["id"])
-    state = status.state if status is not None else row.status if row is not None else "unknown"
+    state = status.state if status is not None else await _read_listed_state(page, row)
     closed = None
     if state in ENDED_STATES:
         closed = status.since if status is not None and status.since is not None else row.updated_at if row else None
@@ -254,7 +268,9 @@ async def show_run(page: Page) -> Response:
         _build_panel(page, view, seconds), count_pending(page), find_origin(page.call, page.call.params["id"])
     )
     blocks = list(view.transcript.blocks.values())
-    return page.render("run.html", view=view, blocks=blocks, count=count, origin=origin, **panel)
+    return page.render(
+        "run.html", view=view, blocks=blocks, count=count, origin=origin, **panel, **describe_links(page)
+    )
 
 
 async def show_panel(page: Page) -> Response:

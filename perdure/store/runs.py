@@ -109,7 +109,8 @@ class ListTables(Tables):
         tested = {"words": encode_words(values.pop("search")), "updated_from": values.pop("updated_from")}
         scan = SCANNED_RUNS if filter.error is not None or any(tested.values()) else limit
         # Failed runs are few, and have an index by that time; others are looked at one by one.
-        values |= {"failed_from": filter.updated_from if filter.error is not None else None}
+        failing = filter.error is not None or filter.status == "failed"
+        values |= {"failing": failing, "failed_from": filter.updated_from if failing else None}
         values |= {"at": at, "after": after_id}
         found = await self._select_rows(SQL.search_runs, **values, **tested, scan=scan, limit=limit)
         rows = [RunRow(*row) for row in found]

@@ -62,7 +62,7 @@ FROM (
         feeds.root AS root, tenant, user_id, first_message, error_type, error
     FROM runs LEFT JOIN feeds ON feeds.context_id = runs.context_id
     WHERE true
-        AND error_type IS NOT NULL -- if error
+        AND error_type IS NOT NULL -- if failing
         AND agent = :agent -- if agent
         AND status = :status -- if status
         AND tenant = :tenant -- if tenant
@@ -91,7 +91,7 @@ LIMIT :limit
 SELECT created_at, runs.context_id
 FROM runs LEFT JOIN feeds ON feeds.context_id = runs.context_id
 WHERE true
-    AND error_type IS NOT NULL -- if error
+    AND error_type IS NOT NULL -- if failing
     AND agent = :agent -- if agent
     AND status = :status -- if status
     AND tenant = :tenant -- if tenant

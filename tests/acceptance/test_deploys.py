@@ -344,6 +344,9 @@ async def test_a_run_that_temporal_routes_to_no_version_says_so(fleet: Fleet) ->
             return said in error.message and command in (error.hint or "")
 
         await eventually(names_version, what="an error that names the version")
+        said = (await fleet.cli("show", run.id)).out
+        assert f"those that poll task queue {fleet.engine.task_queue!r} are of version {deployment.name}.v1" in said
+        assert f"set-current-version --deployment-name {deployment.name} --build-id v1" in said
         await deployment.set_current("v1")
         assert (await run.turn().result()).content == "hi"
         # A second run is taken as soon as it is there: the version is current, and polls again then.

@@ -199,7 +199,7 @@ async def test_ticked_runs_are_cancelled_after_a_second_look(engine: Engine) -> 
         assert page.text.count("is being cancelled") == 2
 
         async def are_over() -> bool:
-            return [(await run.status()).state for run in runs] == ["cancelled", "cancelled", "waiting"]
+            return [(await run.status()).state for run in runs] == ["cancelled", "cancelled", "idle"]
 
         await eventually(are_over)
         page = await browser.open("/runs")

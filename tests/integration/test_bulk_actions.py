@@ -141,7 +141,7 @@ async def test_what_is_not_acted_on_has_its_reason(engine: Engine) -> None:
             "inv-1": ("acted", None),
             "inv-2": ("refused", "resume needs the permission to operate the run"),
             "done-1": ("skipped", "it has completed"),
-            "open-1": ("skipped", "it is running"),
+            "open-1": ("skipped", "it is idle"),
         }
         action = await client.bulk_actions.start("cancel", where(ids=(ids[3], ids[2])))
         await end(client, action)
