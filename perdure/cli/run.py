@@ -34,13 +34,15 @@ from .show import format_activity
 
 if TYPE_CHECKING:
     from ..client.run import Run
-    from ..types.interface import Response
+    from ..types.interface import Response, Status
 
 T = TypeVar("T")
 
 # ---
 # The activity of a run on stderr: a live line on a terminal, a line for each change elsewhere.
 
+NEXT_ATTEMPT = " (next attempt at "
+"""How a reason says when the next attempt is: see ``client/progress.py``."""
 STATUS_POLL_SECONDS = 0.5
 """Seconds between two reads of the status: each is a query that a worker answers."""
 
@@ -61,15 +63,20 @@ async def show_activity(
             yield polling
 
 
-async def _poll_activity(run: Run, show: Callable[[str], None], *, unattended: bool) -> None:
-    shown, failure = "", None
+def _build_activity_key(status: Status, activity: str) -> object:
+    """What has to change for a line of its own: not the time until the next attempt."""
+    if status.held_up:
+        return [(held_up.context_id, held_up.call, held_up.attempts) for held_up in status.held_up]
+    return activity.partition(NEXT_ATTEMPT)[0]
+
+
+async def _poll_activity(run: Run, show: Callable[[str, object], None], *, unattended: bool) -> None:
+    failure = None
     while True:
         with contextlib.suppress(PerdureError):  # waiting for the run's end reports it
             status = await run.status()
-            activity = format_activity(status)
-            if activity and activity != shown:
-                show(activity)
-                shown = activity
+            if activity := format_activity(status):
+                show(activity, _build_activity_key(status, activity))
             if unattended and status.state == "paused" and status.pause is None and status.at_limit is None:
                 failure = status.reason
         if failure is not None:
@@ -79,11 +86,20 @@ async def _poll_activity(run: Run, show: Callable[[str], None], *, unattended: b
 
 
 @contextmanager
-def _open_activity_display(id: str, *, announce: bool) -> Iterator[Callable[[str], None]]:
+def _open_activity_display(id: str, *, announce: bool) -> Iterator[Callable[[str, object], None]]:
+    """Yield what shows a text, on a terminal in place of the one before, elsewhere as a line if its key is new."""
     if not sys.stderr.isatty():
         if announce:
             print_line(f"run {id}", error=True)
-        yield lambda text: print_line(f"  {text}", error=True)
+        shown: object = None
+
+        def print_new(text: str, key: object) -> None:
+            nonlocal shown
+            if key != shown:
+                print_line(f"  {text}", error=True)
+            shown = key
+
+        yield print_new
         return
     from rich.console import Console
     from rich.markup import escape
@@ -91,7 +107,7 @@ def _open_activity_display(id: str, *, announce: bool) -> Iterator[Callable[[str
     console = Console(stderr=True, highlight=False)
     label = f"[bold]{escape(escape_line(id))}[/]"
     with console.status(label) as live:
-        yield lambda text: live.update(f"{label}  {escape(escape_line(text))}")
+        yield lambda text, _: live.update(f"{label}  {escape(escape_line(text))}")
 
 
 # ---

@@ -21,7 +21,7 @@ from perdure.console.waterfall import build_waterfall
 from perdure.errors import RateLimitError
 from perdure.ports.model import Completed, ModelRequest, StreamEvent, TextDelta, ThinkingDelta
 from perdure.testing import ScriptedProvider, call, finish
-from perdure.types.events import ModelCompleted, ModelDelta, ModelRetracted, ModelStarted
+from perdure.types.events import ModelCompleted, ModelDelta, ModelRetracted, ModelStarted, RunEvent, TurnEvent
 from perdure.types.messages import TextPart, ThinkingPart
 from tests.console.test_access import wait_for_waits
 from tests.support.engine import Engine
@@ -192,6 +192,21 @@ def test_a_reply_as_it_is_written_retracted_and_complete() -> None:
     spans, seconds = build_waterfall(transcript, at.format(9))
     assert seconds == 4
     assert [(span.kind, span.is_bad) for span in spans] == [("model", True), ("model", False)]
+
+
+def test_the_waterfall_of_a_run_that_has_ended_ends_with_it() -> None:
+    transcript, at = Transcript(), "2026-01-01T00:00:0{}.000000+00:00"
+    for attempt in (1, 2):
+        transcript.add(ModelStarted(seq=attempt, task_id="t", iteration=1, attempt=attempt, at=at.format(attempt)))
+    spans, seconds = build_waterfall(transcript, at.format(9))
+    assert (seconds, [span.is_open for span in spans]) == (8, [True]), "from its first attempt until now"
+    assert build_waterfall(transcript, at.format(9), at.format(4))[1] == 3, "a page without the event of the end"
+    transcript.add(TurnEvent(seq=3, task_id="t", state="failed", at=at.format(3)))
+    transcript.add(RunEvent(seq=4, state="failed", at=at.format(3)))
+    spans, seconds = build_waterfall(transcript, at.format(9))
+    assert (seconds, [span.is_open for span in spans]) == (2, [False])
+    [reply] = [block for block in transcript.blocks.values() if isinstance(block, ReplyBlock)]
+    assert reply.state == "unanswered", "the model is not waited for"
 
 
 async def test_actions_are_those_of_the_api_and_name_who_acts(engine: Engine) -> None:

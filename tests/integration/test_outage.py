@@ -198,18 +198,16 @@ async def test_wait_names_the_subagent_that_fails(engine: Engine, monkeypatch: p
         )
         async with engine.served(boss, checker) as client:
             await client.start("boss", "Go.", id="team")
-            waiting = asyncio.create_task(cli("wait", "team"))
+            waiting = await cli.spawn("wait", "team")
             await server.wait_requests(HELD_UP_ATTEMPTS + 1)
-            run = client.run("team")
-
-            async def is_held_up() -> bool:
-                return (await run.status()).state == "held_up"
-
-            await eventually(is_held_up)
-            await asyncio.sleep(0)
+            await waiting.until("held up: 3 attempts")
             outage.over.set()
-            done = await waiting
-            assert done.out == "All done.\n"
+            assert await waiting.ended() == 0
+            assert "All done." in waiting.output
+            child = await find_child_id(client, "team", 1)
+            lines = [line for line in waiting.output.splitlines() if "held up" in line]
+            assert len(lines) == 1, "once for each failed attempt, although it looks twice a second"
+            assert f"held up: 3 attempts of {checker.chain[0]} in subagent {child}" in lines[0]
         await provider.aclose()
 
 

@@ -16,7 +16,8 @@ from temporalio.exceptions import ApplicationError
 
 from perdure import Agent, Client, Run, tool
 from perdure.client.webhook_subscriptions import build_delivery_id
-from perdure.errors import InvalidInputError, StoreError, WebhookNotFoundError
+from perdure.errors import InvalidInputError, ProviderServerError, StoreError, WebhookNotFoundError
+from perdure.ports.failures import HELD_UP_ATTEMPTS
 from perdure.ports.store import EventBatch, NewEvent, Store
 from perdure.ports.times import timestamp
 from perdure.ports.webhooks import WEBHOOK_TARGET, WebhookRow
@@ -101,6 +102,31 @@ async def test_an_approval_reaches_its_endpoint(engine: Engine, endpoint: Endpoi
         assert not [one for one in listed if one.startswith("perdure-webhook/")], "deliveries are no runs"
         assert not await (await client.store()).find_outbox_targets([WEBHOOK_TARGET])
         assert (await client.webhooks.get(webhook.id)).secret is None
+
+
+async def test_an_outage_and_its_end_reach_the_endpoint(engine: Engine, endpoint: Endpoint) -> None:
+    asked, over = 0, asyncio.Event()
+
+    async def answer(_: Any) -> str:
+        nonlocal asked
+        asked += 1
+        if asked <= HELD_UP_ATTEMPTS:
+            raise ProviderServerError("it is down", status=503)
+        await over.wait()
+        return "Back."
+
+    async with engine.served(Agent("support", ScriptedProvider(answer))) as client:
+        await client.webhooks.create(endpoint.url, events=["run.held_up", "run.recovered"])
+        run = await client.start("support", "Go.", id=f"ill-{engine.task_queue}")
+        await eventually(lambda: "run.held_up" in endpoint.types, deadline=60)
+        over.set()
+        assert (await run.result()).content == "Back."
+        await eventually(lambda: "run.recovered" in endpoint.types)
+        assert endpoint.types == ["run.held_up", "run.recovered"]
+        data = endpoint.requests[0].json["data"]
+        assert (data["context_id"], data["agent"], data["error_type"]) == (run.id, "support", "ProviderServerError")
+        assert (data["error"], data["failing_call"]) == ("it is down", "perdure.model")
+        assert data["reason"].endswith("have failed in a row")
 
 
 async def test_a_subscription_chooses(engine: Engine, endpoint: Endpoint) -> None:
