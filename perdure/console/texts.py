@@ -300,6 +300,20 @@ def format_value(value: Any) -> str:
     return value if isinstance(value, str) else format_json(value)
 
 
+_FIELDS_CHARS, _FIELDS = 20_000, 40
+
+
+def parse_fields(text: str) -> Mapping[str, Any] | None:
+    """Return the fields of a result that is a short JSON object, which are shown as arguments are; else None."""
+    if not (text.startswith("{") and text.endswith("}") and len(text) <= _FIELDS_CHARS):
+        return None
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return value if 0 < len(value) <= _FIELDS else None
+
+
 def render_summary_line(summary: str) -> Markup:
     """Return the summary of a call, in which no value reorders what stands around it."""
     parts = re.split(f"{ISOLATE}([^{ISOLATE}{END_ISOLATE}]*){END_ISOLATE}", summary)
@@ -377,6 +391,17 @@ def render_time(moment: str | datetime | None, *, style: str = "ago") -> Markup:
         utc.isoformat(timespec="milliseconds"), style, f"{utc:%d %b %Y, %H:%M:%S} UTC",
         Markup(' class="soon"') if is_soon else Markup(' class="dated"') if is_dated else "", text,
     )  # fmt: skip
+
+
+def render_date(moment: str | None) -> Markup:
+    """Return a ``<time>`` with day and time, which the page's script shows as the local time."""
+    at = parse_time(moment)
+    if at is None:
+        return Markup()
+    utc = at.astimezone(UTC)
+    return Markup('<time datetime="{}" data-style="date" title="{}">{}</time>').format(
+        utc.isoformat(timespec="milliseconds"), f"{utc:%d %b %Y, %H:%M:%S} UTC", f"{utc.day} {utc:%b %Y %H:%M:%S}"
+    )
 
 
 def render_utc(moment: str | None) -> Markup:
