@@ -49,12 +49,14 @@ from .forms import (
     build_answer_fields,
     build_fields,
     find_changes,
-    find_tool_schema,
+    find_tool,
     find_tool_schemas,
+    get_parameters,
     list_defaults,
     parse_json_field,
     read_answer,
     read_fields,
+    summarize_changed,
 )
 from .pages import HEADERS, Page, PageRoute
 from .sign_ins import may_sign_in
@@ -400,7 +402,8 @@ async def _show_call(page: Page, *, problem: str | None = None, status_code: int
     arguments = _find_arguments(pending, block)
     if len(json.dumps(arguments)) > _MAX_SHOWN_CHARS:
         arguments = None
-    schema = await find_tool_schema(page.call, status.agent, pending.tool)
+    tool = await find_tool(page.call, status.agent, pending.tool)
+    schema = get_parameters(tool)
     is_approval = pending.kind == "approval"
     fields = build_fields(schema, arguments) if is_approval and arguments is not None else []
     blocks = [known for known in transcript.blocks.values() if known.key != f"c-{call_id}"][-_CONTEXT_BLOCKS:]
@@ -409,6 +412,7 @@ async def _show_call(page: Page, *, problem: str | None = None, status_code: int
         "call.html",
         status=status_code,
         pending=pending,
+        description=str(tool.get("description") or ""),
         run=status,
         resource=resource,
         arguments=arguments,
@@ -557,7 +561,8 @@ async def _review_change(page: Page) -> Response:
         return await _show_call(page)
     block = (await _read_context(page)).blocks.get(f"c-{call_id}")
     old = _find_arguments(pending, block) or {}
-    schema = await find_tool_schema(page.call, status.agent, pending.tool)
+    tool = await find_tool(page.call, status.agent, pending.tool)
+    schema = get_parameters(tool)
     if "arguments" in page.form:
         new = parse_json_field("arguments", page.form.get("arguments"))
         if not isinstance(new, dict):
@@ -572,6 +577,7 @@ async def _review_change(page: Page) -> Response:
         pending=pending,
         run=status,
         resource=page.call.resource or Resource("session"),
+        summary=summarize_changed(tool, pending.tool, new),
         changes={change.name: change for change in changes},
         shown={**old, **new},
         defaults=[] if schema is None else list_defaults(schema, new),

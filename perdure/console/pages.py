@@ -118,11 +118,15 @@ def build_templates() -> Environment:
         "time": texts.render_time,
         "overdue": texts.is_overdue,
         "utc": texts.render_utc,
+        "date": texts.render_date,
+        "took_row": lambda row: texts.format_duration(texts.measure(row.created_at, row.updated_at)),
         "markdown": texts.render_markdown,
         "plain": texts.render_plain,
         "raw_text": texts.keep_text,
         "period": texts.format_period,
         "digest": lambda text: hashlib.sha256(text.encode(errors="replace")).hexdigest()[:10],
+        "fields": texts.parse_fields,
+        "lasted": lambda block: texts.format_duration(texts.measure(block.started, block.ended)),
         "took": lambda run: texts.format_duration(texts.measure(run.started, run.closed)),
     }
     environment.tests["own_summary"] = is_own_summary

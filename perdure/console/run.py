@@ -42,6 +42,7 @@ from ..web.sse import RECONNECT_MS, EventStream, encode_event, encode_frame, par
 from .attempts import describe_links
 from .compare import find_origin
 from .decisions import STATUS_SECONDS
+from .forms import find_tool, summarize_changed
 from .inbox import count_pending
 from .pages import HEADERS, Page, PageRoute, build_context, build_templates
 from .texts import render_in_thread
@@ -93,10 +94,20 @@ async def read_view(page: Page, *, with_origin: bool = True) -> View:
     window = await read_window(store, run_id, before=before)
     transcript = Transcript().add_all(window.events)
     await add_stored_parts(page.call.client, transcript, window)
+    await _update_summaries(page, transcript)
     inherited: Sequence[Message] = ()
     if window.first == 0 and with_origin:
         inherited = await _read_inherited(store, run_id, window.events)
     return View(transcript, window, inherited[-_INHERITED:], len(inherited))
+
+
+async def _update_summaries(page: Page, transcript: Transcript) -> None:
+    """Summarise calls that were approved with other arguments by these."""
+    agent = (page.call.resource.agent if page.call.resource is not None else None) or ""
+    for block in transcript.blocks.values():
+        if isinstance(block, CallBlock) and block.decision is not None and block.decision.arguments is not None:
+            tool = await find_tool(page.call, agent, block.name)
+            block.summary = summarize_changed(tool, block.name, block.decision.arguments)
 
 
 async def _read_inherited(store: Store, run_id: str, events: Sequence[Event]) -> Sequence[Message]:

@@ -301,6 +301,20 @@ def format_value(value: Any) -> str:
     return value if isinstance(value, str) else format_json(value)
 
 
+_FIELDS_CHARS, _FIELDS = 20_000, 40
+
+
+def parse_fields(text: str) -> Mapping[str, Any] | None:
+    """Return the fields of a result that is a short JSON object, which are shown as arguments are; else None."""
+    if not (text.startswith("{") and text.endswith("}") and len(text) <= _FIELDS_CHARS):
+        return None
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return value if 0 < len(value) <= _FIELDS else None
+
+
 def render_summary_line(summary: str) -> Markup:
     """Return the summary of a call, in which no value reorders what stands around it."""
     parts = re.split(f"{ISOLATE}([^{ISOLATE}{END_ISOLATE}]*){END_ISOLATE}", summary)
@@ -384,6 +398,17 @@ def is_overdue(moment: str | None) -> bool:
     """Whether the time is a minute ago or more: what was due then has not happened."""
     at = parse_time(moment)
     return at is not None and (datetime.now(UTC) - at).total_seconds() >= _OVERDUE_SECONDS
+
+
+def render_date(moment: str | None) -> Markup:
+    """Return a ``<time>`` with day and time, which the page's script shows as the local time."""
+    at = parse_time(moment)
+    if at is None:
+        return Markup()
+    utc = at.astimezone(UTC)
+    return Markup('<time datetime="{}" data-style="date" title="{}">{}</time>').format(
+        utc.isoformat(timespec="milliseconds"), f"{utc:%d %b %Y, %H:%M:%S} UTC", f"{utc.day} {utc:%b %Y %H:%M:%S}"
+    )
 
 
 def render_utc(moment: str | None) -> Markup:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any, Literal
 
 from ..client.client import Client
@@ -45,7 +46,7 @@ from ..types.events import (
 from ..types.interface import FINISH_TOOL
 from ..types.messages import BlobRef, FilePart, Message, ThinkingPart, ToolCallPart, Usage, parse_messages
 from ..types.run_states import ENDED_STATES
-from .texts import format_count, format_duration
+from .texts import format_count, format_duration, parse_time
 
 logger = logging.getLogger("perdure.console")
 
@@ -145,7 +146,14 @@ class CallBlock(Block):
     answered_by: str | None = None
     attempt: int = 1
     iteration: int = 0
+    failed_attempts: str = ""
+    """How many attempts have failed, the last error, and when the next one is."""
     kind: str = "call"
+
+    def add_attempt(self, event: ErrorEvent) -> None:
+        """Fold an attempt that has failed."""
+        first = "An attempt" if event.attempt <= 1 else f"{event.attempt} attempts"
+        self.failed_attempts = f"{first} failed: {event.error_type}: {event.error}{_describe_retry(event)}"
 
 
 @dataclass
@@ -157,6 +165,9 @@ class NoteBlock(Block):
     tone: Literal["plain", "good", "warn", "bad"] = "plain"
     link: str | None = None
     """Id of the run that it is about."""
+    last_at: str = ""
+    """Of attempts that have failed: when the last one did, and the time of the next one, if there is one."""
+    next_at: str = ""
     kind: str = "note"
 
 
@@ -166,6 +177,10 @@ class Transcript:
     def __init__(self) -> None:
         self.blocks: dict[str, Block] = {}
         self._reply: ReplyBlock | None = None
+        self._attempts: dict[str, NoteBlock] = {}
+        """By activity: the attempts that have failed since something else became of it."""
+        self._error = ""
+        """The last error that a note has: the end of a turn and of its run, which have the same, do not repeat it."""
         self.last_seq = 0
         self.ended = ""
         """When the run has ended; empty while it is open, and again once a message has opened it."""
@@ -190,11 +205,15 @@ class Transcript:
                 return self._add_call(event)
             case ErrorEvent(call_id=str(call_id)) if (block := self.blocks.get(f"c-{call_id}")) is not None:
                 assert isinstance(block, CallBlock), "keys of calls"
-                block.progress.append(_describe_attempt(event))
+                block.add_attempt(event)
                 return [block]
+            case ErrorEvent():
+                return [self._add_attempt(event)]
             case _:
                 changed = self._end_reply(event) if isinstance(event, RunEvent | TurnEvent) else []
-                note = _build_note(event)
+                note = _build_note(event, self._error)
+                if isinstance(event, TurnEvent | RunEvent):
+                    self._error = f"{event.error_type}: {event.error}" if event.error_type else ""
                 return changed if note is None else [*changed, self._put(note)]
 
     def _end_reply(self, event: RunEvent | TurnEvent) -> list[Block]:
@@ -208,6 +227,22 @@ class Transcript:
         reply.state, reply.ended = "unanswered", event.at
         self._reply = None
         return [reply]
+
+    def _add_attempt(self, event: ErrorEvent) -> NoteBlock:
+        """Fold the attempts of an activity into one note: each is like the one before."""
+        note = self._attempts.get(event.activity)
+        if note is None or event.attempt <= 1:
+            note = self._attempts[event.activity] = NoteBlock(f"n-{event.seq}", event.seq, event.at)
+            self._put(note)
+        name = _ACTIVITY_NAMES.get(event.activity, event.activity.removeprefix("tool."))
+        first = "The attempt" if event.attempt <= 1 else f"{event.attempt} attempts"
+        note.title, note.tone = f"{first} of {name} failed", "bad" if event.final else "warn"
+        note.text = self._error = f"{event.error_type}: {event.error}"
+        note.last_at = event.at if event.attempt > 1 else ""
+        note.next_at = ""
+        if event.retry_in and not event.final and (at := parse_time(event.at)) is not None:
+            note.next_at = (at + timedelta(seconds=min(event.retry_in, _MAX_RETRY_SECONDS))).isoformat()
+        return note
 
     def _put(self, block: Block) -> Block:
         return self.blocks.setdefault(block.key, block)
@@ -248,6 +283,7 @@ class Transcript:
         reply.usage, reply.cost_usd, reply.finish_reason = event.usage, event.cost_usd, event.finish_reason
         reply.head, reply.writes_call = event.head, ""
         self._reply = None
+        self._attempts.pop("perdure.model", None)
         changed: list[Block] = [reply]
         for call in event.calls:
             if call.name == FINISH_TOOL:
@@ -341,10 +377,6 @@ def _cut_known(before: str, delta: ModelDelta) -> str:
     return delta.text[known:] if known >= 0 else ""
 
 
-def _describe_attempt(event: ErrorEvent) -> str:
-    return f"Attempt {event.attempt} failed: {event.error_type}: {event.error}{_describe_retry(event)}"
-
-
 def _describe_retry(event: ErrorEvent) -> str:
     return f" · next attempt in {format_duration(event.retry_in)}" if event.retry_in and not event.final else ""
 
@@ -373,8 +405,18 @@ _RUN_TITLES = {
 }
 
 
-def _build_note(event: Event) -> NoteBlock | None:
-    """Build the note of an event; None for one that says nothing to a reader."""
+_ACTIVITY_NAMES = {
+    "perdure.model": "the model call",
+    "perdure.compact": "the summary",
+    "perdure.close": "recording the end",
+    "perdure.remind": "a reminder",
+    "perdure.collect": "collecting what a lost worker had done",
+}
+_MAX_RETRY_SECONDS = 10 * 365 * 86_400
+
+
+def _build_note(event: Event, error: str = "") -> NoteBlock | None:
+    """Build the note of an event; None for one that says nothing to a reader. ``error``: what stands above it."""
     note = NoteBlock(f"n-{event.seq}", event.seq, event.at)
     match event:
         case TurnEvent(state="started"):
@@ -385,24 +427,16 @@ def _build_note(event: Event) -> NoteBlock | None:
             total = event.usage.total_tokens
             parts += [f"{format_count(total)} tokens"] if total else []
             parts += [f"${event.cost_usd:.4f}"] if event.cost_usd else []
-            parts += [f"{event.error_type}: {event.error}"] if event.error_type else []
+            own = f"{event.error_type}: {event.error}"
+            parts += [own] if event.error_type and own != error else []
             note.text = " · ".join(parts)
         case RunEvent():
             note.title = _RUN_TITLES.get(event.state, event.state)
             bad = event.state in ("failed", "terminated", "timed_out")
             note.tone = "bad" if bad else "warn" if event.state in ("held_up", "paused", "cancelled") else "plain"
             by = f"by {event.by}" if event.by else ""
-            error = f"{event.error_type}: {event.error}" if event.error_type else ""
-            note.text = " · ".join(part for part in (by, event.reason or "", error) if part)
-        case ErrorEvent():
-            note.title, note.tone = (
-                f"Attempt {event.attempt} of {event.activity} failed",
-                "bad" if event.final else "warn",
-            )
-            again = (
-                "" if event.final else f" · next attempt in {format_duration(event.retry_in)}" if event.retry_in else ""
-            )
-            note.text = f"{event.error_type}: {event.error}{again}"
+            own = f"{event.error_type}: {event.error}" if event.error_type else ""
+            note.text = " · ".join(part for part in (by, event.reason or "", "" if own == error else own) if part)
         case LimitReached():
             note.title, note.tone = f"Limit reached: {event.kind} of the {event.scope}", "warn"
             used = "" if event.used is None else f"{event.used:,.4g} of "
