@@ -150,8 +150,8 @@ class BodyLimits:
 
 
 REFUSED_BODY_KEY = "perdure.refused_body"
-"""In the scope: the error of a body of another type. ``Web.authenticate`` raises it for a caller whom it knows: nobody
-else learns what the body should be."""
+"""In the scope: the error of a body of another type. ``Web.authenticate`` raises it once the caller is
+known: a request without credentials is 401 whatever its body is."""
 _CLOSE = {"Connection": "close"}
 """What is left of the body is not read, so the connection cannot be used again."""
 
