@@ -16,7 +16,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 from urllib.parse import parse_qs
 
-import httpx
+import httpx2
 from starlette.applications import Starlette
 from starlette.background import BackgroundTask
 from starlette.requests import Request
@@ -73,7 +73,7 @@ async def ask_in_slack(request: Request) -> Response:
     ]
     message = {"channel": os.environ["SLACK_CHANNEL"], "text": text, "blocks": blocks}
     token = {"authorization": f"Bearer {os.environ['SLACK_TOKEN']}"}
-    async with httpx.AsyncClient(timeout=10) as http:
+    async with httpx2.AsyncClient(timeout=10) as http:
         answer = await http.post(f"{SLACK_API}/chat.postMessage", json=message, headers=token)
     return Response(status_code=204 if answer.is_success and answer.json().get("ok") else 502)
 
@@ -102,7 +102,7 @@ async def decide(client: Client, click: dict[str, Any]) -> None:
 
 
 async def reply(click: dict[str, Any], message: dict[str, Any]) -> None:
-    async with httpx.AsyncClient(timeout=10) as http:
+    async with httpx2.AsyncClient(timeout=10) as http:
         await http.post(click["response_url"], json=message)
 
 

@@ -151,7 +151,7 @@ class Reloader:
             await previous.stop(within=_WORKER_STOP_SECONDS)
 
     def _print_serving(self, agents: list[str], *, again: bool) -> None:
-        count = len(self._files)
+        count = len(self._files) - 1  # without the folder, which is watched for modules that are missing
         files = f"watching {count} file{'s' if count > 1 else ''}"
         _print_status("reloaded" if again else "  serving", f"{', '.join(agents) or 'no agents yet'}; {files}", "green")
         if not again and agents:

@@ -40,7 +40,7 @@ async def list_other_agents(client: ClientHandle, name: str) -> list[str] | None
 
 
 async def warn_of_unknown_agent(client: ClientHandle, name: str) -> None:
-    """Log a warning if no worker has recorded the agent. A store that does not answer is no reason to wait."""
+    """Log a warning if no worker has recorded the agent. Does not wait for a store that does not answer."""
     try:
         async with asyncio.timeout(_STORE_SECONDS):
             others = await list_other_agents(client, name)

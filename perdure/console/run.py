@@ -13,7 +13,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 from starlette.responses import Response, StreamingResponse
 
@@ -503,6 +503,12 @@ async def _count_replies(page: Page, head: str) -> int:
     return sum(message.role == "assistant" for message in await _read_messages(store, page.call.params["id"], head))
 
 
+async def find_page(page: Page) -> Response:
+    """Lead an address with the slashes of an id, as people type and chats link it, to the page of that run."""
+    run_id = unquote(page.call.params["rest"]).strip("/")
+    return page.redirect(f"/runs/{quote(run_id, safe='')}" if run_id else "/runs")
+
+
 PAGES = (
     # Named as the operation of the native API, so that links to a session that its functions make lead here.
     PageRoute("GET", "/runs/{id:segment}", show_run, "get_session"),
@@ -513,4 +519,5 @@ PAGES = (
     PageRoute("GET", "/runs/{id:segment}/files/{hash:segment}", send_file, "file"),
     PageRoute("GET", "/runs/{id:segment}/export/events", export_events, "export_events"),
     PageRoute("GET", "/runs/{id:segment}/export/messages", export_transcript, "export_messages"),
+    PageRoute("GET", "/runs/{rest:path}", find_page, "find_page"),
 )

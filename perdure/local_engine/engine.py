@@ -263,7 +263,7 @@ async def _start_run(
             f"agent {agent.name!r} was asked nothing: the message is None",
             hint="Give it one. For the answer of an existing run: await client.run(id).result().",
         )
-    policy = check_on_approval(approving[0])
+    approving = check_on_approval(approving[0]), approving[1]
     agent.freeze("called")
     run_id = f"{agent.name}-{uuid.uuid4().hex[:12]}" if id is None else id
     abandon, serving = None, None
@@ -284,9 +284,7 @@ async def _start_run(
                     _, _, also_serving = await stack.enter_async_context(_serve_call(agent, existing_queue))
                     engines += [] if also_serving is None else [also_serving]
             engines += [] if serving is None else [serving]
-            async with _guard_call(
-                run, ApprovalHandler(run, agent, policy, approve_as=approving[1]), is_served_elsewhere
-            ) as guards:
+            async with _guard_call(run, ApprovalHandler(run, agent, *approving), is_served_elsewhere) as guards:
                 yield run, engines + guards
         except ApprovalPendingError as error:
             if id is None and serving is not None:

@@ -134,7 +134,7 @@ def check_on_approval(on_approval: Any) -> OnApproval:
 class ApprovalHandler:
     """Decides the pending calls of ``run``, beside what the client waits for."""
 
-    def __init__(self, run: Run, agent: AgentSpec, on_approval: OnApproval, *, approve_as: str | None = None) -> None:
+    def __init__(self, run: Run, agent: AgentSpec, on_approval: OnApproval, approve_as: str | None = None) -> None:
         self._run = run
         self._on_approval = on_approval
         self._by = approve_as

@@ -125,7 +125,7 @@ Reply = PlainReply | Callable[[ModelRequest], "PlainReply | Awaitable[PlainReply
 """One of them, or a function of the request that returns one."""
 Replies = Iterable[Reply] | Iterable[object] | Callable[[ModelRequest], PlainReply | Awaitable[PlainReply]]
 """A reply for each request, or a function for all of them. Type checkers take a list of texts and calls in a variable
-for a list of objects: what is no reply is refused when the script is made."""
+for a list of objects: anything else is refused when the script is made."""
 
 _WORD_PATTERN = re.compile(r"\S+\s*|\s+")
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from decimal import Decimal, InvalidOperation
 from typing import Any
 
@@ -17,6 +18,7 @@ _CHARS = re.compile(r'(?:[^"\\]|\\u[0-9a-fA-F]{4}|\\[^u])*', re.DOTALL)
 _CUT_ESCAPE = re.compile(r"\\(?:u[0-9a-fA-F]{0,3})?")
 _HIGH_SURROGATE = re.compile(r"(?:^|[^\\])(?:\\\\)*(\\u[dD][89abAB][0-9a-fA-F]{2})$")
 _NUMBER = re.compile(r"[-+.0-9eE]*")
+_SEPARATORS = (",", ":"), (", ", ": ")
 _LITERALS = {True: "true", False: "false", None: "null"}
 _SHORT_ESCAPES = {'"': '\\"', "\\": "\\\\", "/": "\\/", "\b": "\\b", "\f": "\\f", "\n": "\\n", "\r": "\\r", "\t": "\\t"}
 
@@ -31,6 +33,11 @@ def find_rest(text: str, arguments: Mapping[str, Any] | None) -> str | None:
     ``text`` does not begin such JSON."""
     if not text or arguments is None:
         return "" if text else dump_arguments(arguments)
+    for separators in _SEPARATORS:  # as models write it, mostly: their own text, and a hundred times as quick
+        for is_ascii in (False, True):
+            whole = json.dumps(arguments, ensure_ascii=is_ascii, separators=separators)
+            if whole.startswith(text):
+                return whole[len(text) :]
     reader = _Reader(text)
     try:
         rest = reader.read(dict(arguments)) or ""
@@ -101,19 +108,30 @@ class _Reader:
     def _read_member(self, left: dict[str, Any]) -> str | None:
         """Read a name and its value, and take it out of ``left``."""
         begin = self._at
-        for name in list(left):
+        self._take('"')
+        found = _CHARS.match(self._text, self._at)
+        end = found.end() if found else self._at
+        if end < len(self._text) and self._text[end] == '"':
+            name, rest = _decode(self._text[self._at : end]), None
+            self._at = end + 1
+            if name not in left:
+                raise _OtherTextError
+        else:
+            name, rest = self._find_name(begin, left)
+        value = left.pop(name)
+        if rest is not None:
+            return f"{rest}:{_dump(value)}"
+        if self._is_at_end():
+            return f":{_dump(value)}"
+        self._take(":")
+        return self.read(value)
+
+    def _find_name(self, begin: int, left: Mapping[str, Any]) -> tuple[str, str | None]:
+        """Return a name that begins as the text does, and the rest of it."""
+        for name in left:
             self._at = begin
-            try:
-                rest = self._read_text(name)
-            except _OtherTextError:
-                continue
-            value = left.pop(name)
-            if rest is not None:
-                return f"{rest}:{_dump(value)}"
-            if self._is_at_end():
-                return f":{_dump(value)}"
-            self._take(":")
-            return self.read(value)
+            with suppress(_OtherTextError):
+                return name, self._read_text(name)
         raise _OtherTextError
 
     def _read_list(self, values: list[Any] | tuple[Any, ...]) -> str | None:

@@ -125,13 +125,20 @@ class BodyLimits:
 
         async def send_unless_refused(message: Message) -> None:
             nonlocal has_started
-            if reader is not None and reader.error is not None and not has_started:
+            is_unknown_caller = message["type"] == "http.response.start" and message["status"] == 401
+            if reader is not None and reader.error is not None and not has_started and not is_unknown_caller:
                 return  # what the application makes of the error, for instance 500
             has_started = True
             await send(message)
 
         try:
-            reader = _BodyReader(receive, headers, rule, _check_declared_body(headers, rule))
+            try:
+                reader = _BodyReader(receive, headers, rule, _check_declared_body(headers, rule))
+            except WebError as error:
+                if error.status != 415:
+                    raise
+                reader = _BodyReader(receive, headers, rule, None)
+                reader.error = scope[REFUSED_BODY_KEY] = error
             await self._app(scope, reader, send_unless_refused)
         except WebError as error:
             if has_started or (reader is not None and error is not reader.error):
@@ -142,6 +149,9 @@ class BodyLimits:
                 await send_problem(reader.error, scope, receive, send)
 
 
+REFUSED_BODY_KEY = "perdure.refused_body"
+"""In the scope: the error of a body of another type. ``Web.authenticate`` raises it once the caller is
+known: a request without credentials is 401 whatever its body is."""
 _CLOSE = {"Connection": "close"}
 """What is left of the body is not read, so the connection cannot be used again."""
 
@@ -213,6 +223,8 @@ class _BodyReader:
         """Why the body is refused."""
 
     async def __call__(self) -> Message:
+        if self.error is not None:
+            raise self.error
         try:
             return await self._read()
         except WebError as error:

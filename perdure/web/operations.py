@@ -42,6 +42,7 @@ from ..types.validation_errors import describe_validation_error
 from .auth import AgentTerms, Authenticator, Authorizer, Caller, ContextFunction, Resource, Verb
 from .key_lease import KeyLease
 from .limits import (
+    REFUSED_BODY_KEY,
     ConnectionLimiter,
     HeldBytes,
     RateLimiter,
@@ -104,6 +105,8 @@ class Web:
                 "the request has no credentials", hint="Send `Authorization: Bearer <token>`; `perdure token create`."
             )
         self.rates.check(caller)
+        if (refused := request.scope.get(REFUSED_BODY_KEY)) is not None:
+            raise refused
         return caller
 
     async def authorize(self, caller: Caller, verb: Verb, resource: Resource) -> None:
