@@ -205,7 +205,7 @@ async def test_its_tests_demo_worker_and_client_run(engine: Engine, project: Pat
 
 @pytest.mark.slow
 @pytest.mark.server
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 async def test_a_project_works_on_a_bare_machine(engine: Engine, project: Path, tmp_path: Path) -> None:
     """Its own two commands and its lint, in an environment that they make themselves."""
     assert shutil.which("make")
