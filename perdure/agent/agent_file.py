@@ -314,9 +314,9 @@ def _parse_yaml(text: str) -> Any:
     except ImportError:
         from .._installation import build_missing_extra_error
 
-        raise build_missing_extra_error(
-            "an agent file in YAML (not in JSON or TOML)", "yaml", module="pyyaml"
-        ) from None
+        error = build_missing_extra_error("an agent file in YAML", "yaml", module="pyyaml")
+        error.hint = f"{error.hint}; or write it as JSON or TOML."
+        raise error from None
     try:
         for node in _iterate_yaml_mappings(yaml, yaml.compose(text, yaml.SafeLoader)):
             _check_unique_keys([str(key.value) for key, _ in node.value])

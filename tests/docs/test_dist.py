@@ -25,7 +25,7 @@ from tests.docs.pages import Page
 from tests.support.engine import Engine
 from tests.support.namespaces import indexed_namespace
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = pytest.mark.timeout(1800)
 
 
 @pytest.fixture(scope="session")

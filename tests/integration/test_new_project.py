@@ -24,7 +24,7 @@ from perdure._installation import Installation
 from perdure.cli import app
 from perdure.cli.new import check_name
 from perdure.cli.output import get_exit_code
-from perdure.errors import InvalidInputError
+from perdure.errors import InvalidInputError, PerdureError
 from tests.docs.test_deploy_chart import CHART, DEFAULTS, SCHEMA, merged
 from tests.docs.test_docs import check_perdure
 from tests.support import forkserver
@@ -83,8 +83,10 @@ def test_its_dependency_is_this_copy(project: Path) -> None:
 
 def test_a_dependency_with_odd_characters_is_toml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     odd = '/srv/a "wheel" \\ é/perdure-9.1-py3-none-any.whl'
-    monkeypatch.setattr("perdure._installation.read_installation", lambda: Installation("file", odd))
-    data = tomllib.loads((make_project(tmp_path / "desk") / "pyproject.toml").read_text())
+    monkeypatch.setattr("perdure.cli.new.read_installation", lambda: Installation("file", odd, exists=False))
+    result = CliRunner().invoke(app, ["new", str(tmp_path / "desk")])
+    assert f"{odd}, which is gone: correct pyproject.toml first" in result.output
+    data = tomllib.loads((tmp_path / "desk/pyproject.toml").read_text())
     assert Requirement(data["project"]["dependencies"][0]).url == Path(odd).as_uri()
 
 
@@ -153,6 +155,15 @@ def test_a_folder_with_something_in_it_is_left_alone(tmp_path: Path, monkeypatch
     assert isinstance(CliRunner().invoke(app, ["new", "."]).exception, InvalidInputError), "not twice"
 
 
+def test_a_place_that_cannot_be_written_is_no_traceback(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    (tmp_path / "nowhere").symlink_to(tmp_path / "missing/desk")
+    for path, reason in (("file/desk", "cannot write"), ("nowhere", "is not a folder"), ("..", "cannot be the name")):
+        result = CliRunner().invoke(app, ["new", str(tmp_path / path)])
+        assert isinstance(result.exception, PerdureError), result.exception
+        assert reason in result.exception.message
+
+
 async def build_environment(engine: Engine, folder: Path) -> dict[str, str]:
     """That of a user whose Temporal server has nothing else: a project's task queues have fixed names."""
     namespace = f"new-{uuid.uuid4().hex[:8]}"
@@ -205,7 +216,7 @@ async def test_its_tests_demo_worker_and_client_run(engine: Engine, project: Pat
 
 @pytest.mark.slow
 @pytest.mark.server
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 async def test_a_project_works_on_a_bare_machine(engine: Engine, project: Path, tmp_path: Path) -> None:
     """Its own two commands and its lint, in an environment that they make themselves."""
     assert shutil.which("make")

@@ -18,6 +18,7 @@ from typing import Annotated
 
 import typer
 
+from ..._installation import Installation, read_installation
 from ...errors import InvalidInputError, PerdureError
 from ..output import OutputOptions
 
@@ -42,20 +43,23 @@ def new(
     """
     folder = path.absolute() if path != Path() else Path.cwd()
     name = check_name(folder.name)
-    check_folder(folder)
-    files = dict(render_project(name))
+    installation = read_installation()
+    files = dict(render_project(name, installation))
     try:
+        check_folder(folder)
         for relative, text in files.items():
             file = folder / relative
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(text, encoding="utf-8")
     except OSError as error:
-        hint = f"Remove what was made of {folder}, and try again." if folder.exists() else None
+        hint = f"Remove what was made of {folder}, and try again." if path != Path() else None
         raise PerdureError(f"cannot write {error.filename or folder}: {error.strerror}", hint=hint) from None
     lines = [f"made {folder}: {len(files)} files; README.md says what they are"]
     lines += [f"  cd {shlex.quote(str(path))}"] if path != Path() else []
     lines.append("  make demo    # the workflow and its agent, once; the first time it installs everything")
     lines.append("  make test    # the tests")
+    if not installation.exists:
+        lines.append(f"perdure was installed from {installation.location}, which is gone: correct pyproject.toml first")
     output.print_result({"folder": str(folder), "files": [str(file) for file in files]}, lines)
 
 
@@ -97,11 +101,8 @@ def check_folder(folder: Path) -> None:
         )
 
 
-def render_project(name: str) -> Iterator[tuple[Path, str]]:
-    """Yield the files of a project: path in its folder, and text."""
-    from ..._installation import read_installation
-
-    installation = read_installation()
+def render_project(name: str, installation: Installation) -> Iterator[tuple[Path, str]]:
+    """Yield the files of a project that depends on perdure as it was installed: path in its folder, and text."""
     values = {
         "name": name,
         "package": name.replace("-", "_"),

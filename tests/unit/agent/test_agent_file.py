@@ -15,7 +15,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from perdure import Agent, Approval, allow, ask, deny, load_agent, tool
 from perdure.agent.agent_file import build_type_from_schema
-from perdure.errors import DefinitionError, RuntimeSetupError, SettingsError
+from perdure.errors import DefinitionError, MissingExtraError, SettingsError
 from perdure.ports.toolset import Toolset
 from perdure.testing import call, scripted
 from perdure.types.compaction import Compaction
@@ -240,7 +240,7 @@ def test_a_file_that_cannot_be_read(name: str, body: bytes, why: str, tmp_path: 
 def test_without_a_reader_of_yaml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a.yaml").write_text(YAML)
     monkeypatch.setitem(sys.modules, "yaml", None)
-    with pytest.raises(RuntimeSetupError, match=r"\(not in JSON or TOML\) needs the extra 'yaml'"):
+    with pytest.raises(MissingExtraError, match=r"the extra 'yaml'[\s\S]*\[yaml\]'; or write it as JSON or TOML"):
         load_agent(tmp_path / "a.yaml", tools=[refund])
 
 
