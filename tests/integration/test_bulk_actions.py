@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -56,10 +56,12 @@ def where(**filters: Any) -> BulkFilter:
 
 
 @asynccontextmanager
-async def failed_runs(engine: Engine, door: Door, *names: str, **options: Any) -> AsyncIterator[Client]:
-    """Runs of agent ``payer`` that have failed at a closed door."""
+async def failed_runs(
+    engine: Engine, door: Door, *names: str, beside: Sequence[Agent] = (), **options: Any
+) -> AsyncIterator[Client]:
+    """Runs of agent ``payer`` that have failed at a closed door; its worker also serves the agents ``beside``."""
     agent = Agent(payer(engine), ScriptedProvider(door))
-    async with engine.served(agent) as client:
+    async with engine.served(agent, *beside) as client:
         for name in names:
             run = await client.start(payer(engine), f"Pay {name}", id=name_of(engine, name), **options)
             with pytest.raises(AuthenticationError):
