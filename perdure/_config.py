@@ -107,7 +107,7 @@ _UI_HINT = "For instance https://temporal.example.com."
 
 def get_temporal_ui() -> str | None:
     """Return ``PERDURE_TEMPORAL_UI``, the URL of Temporal's UI, without a slash at its end. Raises
-    ``RuntimeSetupError`` for what is no such URL."""
+    ``RuntimeSetupError`` for another value."""
     value = os.environ.get("PERDURE_TEMPORAL_UI", "").strip().rstrip("/")
     if value:
         _check_page_url("PERDURE_TEMPORAL_UI", value, _UI_HINT)
@@ -128,8 +128,7 @@ _LOG_URL_HINT = (
 def get_log_url() -> str | None:
     """Return ``PERDURE_LOG_URL``, the URL of the log lines of an attempt, with the placeholders ``LOG_URL_FIELDS``.
 
-    Raises ``RuntimeSetupError`` for what is no URL of http or https, for an unknown placeholder, and for one in the
-    host.
+    Raises ``RuntimeSetupError`` for another value, for an unknown placeholder, and for one in the host.
     """
     value = os.environ.get("PERDURE_LOG_URL", "").strip()
     if not value:
@@ -142,13 +141,13 @@ def get_log_url() -> str | None:
     for _, name, form, conversion in fields:
         if name is not None and (name not in LOG_URL_FIELDS or form or conversion):
             raise RuntimeSetupError(
-                f"PERDURE_LOG_URL has the placeholder {{{name[:40]}}}, which is none of its own", hint=_LOG_URL_HINT
+                f"PERDURE_LOG_URL has the placeholder {{{name[:40]}}}, which it does not know", hint=_LOG_URL_HINT
             )
     return value
 
 
 def _check_page_url(variable: str, value: str, hint: str) -> None:
-    """Raise ``RuntimeSetupError`` for what is no URL of http or https with a host of its own."""
+    """Raise ``RuntimeSetupError`` unless ``value`` is a URL of http or https with a host."""
     try:
         parts = urlsplit(value)
         host = parts.hostname
@@ -157,7 +156,7 @@ def _check_page_url(variable: str, value: str, hint: str) -> None:
         parts, host = urlsplit(""), None
     is_printable = value.isprintable() and not any(character.isspace() for character in value)
     if parts.scheme not in ("http", "https") or not host or set("{}") & set(parts.netloc) or not is_printable:
-        raise RuntimeSetupError(f"{variable} is {value[:80]!r}, which is no URL of http or https", hint=hint)
+        raise RuntimeSetupError(f"{variable} is {value[:80]!r}, which is not a URL of http or https", hint=hint)
     if parts.username or parts.password:
         raise RuntimeSetupError(f"{variable} has a user or a password, which every visitor would see", hint=hint)
 

@@ -371,7 +371,7 @@ def check_bulk(verb: object, filter: BulkFilter) -> None:
         raise InvalidInputError(f"ids: there may be {MAX_BULK_IDS}, not {len(filter.ids):,}")
     for name in filter.ids:
         if not isinstance(name, str) or not 0 < len(name) <= RUN_ID_CHARS or name != clean_text(name):
-            raise InvalidInputError(f"ids: {name!r:.60} is no id of a run")
+            raise InvalidInputError(f"ids: {name!r:.60} is not the id of a run")
 
 
 def _check_rate(per_second: object, concurrency: object) -> None:
@@ -385,7 +385,7 @@ def _check_rate(per_second: object, concurrency: object) -> None:
 
 
 def _limit_start(filter: BulkFilter, as_of: datetime) -> BulkFilter:
-    """Return the filter without runs that start later: nobody has seen them."""
+    """Return the filter without runs that start later: no one has seen them."""
     before = filter.filters.started_before
     return replace(filter, filters=replace(filter.filters, started_before=min(before or as_of, as_of)))
 

@@ -12,7 +12,6 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 from urllib.parse import quote
 
-from google.protobuf.timestamp_pb2 import Timestamp
 from starlette.responses import Response
 from temporalio.api.common.v1 import WorkflowExecution
 from temporalio.api.history.v1 import HistoryEvent
@@ -187,8 +186,10 @@ def _read_attempt(end: HistoryEvent, events: Mapping[int, HistoryEvent], executi
     )
 
 
-def _read_time(at: Timestamp) -> datetime:
-    return at.ToDatetime(UTC)
+def _read_time(at: Any) -> datetime:
+    """Return a time of Temporal's messages."""
+    moment: datetime = at.ToDatetime(UTC)
+    return moment
 
 
 PAGES = (PageRoute("GET", "/runs/{id:segment}/attempts", show_attempts, "attempts"),)

@@ -92,7 +92,7 @@ def _read_rate(text: str) -> float:
     try:
         return float(text.strip().replace(",", ".") or PER_SECOND)
     except ValueError:
-        raise InvalidInputError(f"runs per second: {text!r:.40} is no number") from None
+        raise InvalidInputError(f"runs per second: {text!r:.40} is not a number") from None
 
 
 async def show_bulks(page: Page) -> Response:

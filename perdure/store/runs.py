@@ -107,7 +107,8 @@ class ListTables(Tables):
         at, after_id = after or (None, None)
         values = asdict(filter)
         tested = {"words": encode_words(values.pop("search")), "updated_from": values.pop("updated_from")}
-        scan = SCANNED_RUNS if filter.error is not None or any(tested.values()) else limit
+        tested["error"] = values.pop("error")
+        scan = SCANNED_RUNS if any(value is not None for value in tested.values()) else limit
         # Failed runs are few, and have an index by that time; others are looked at one by one.
         failing = filter.error is not None or filter.status == "failed"
         values |= {"failing": failing, "failed_from": filter.updated_from if failing else None}

@@ -136,7 +136,7 @@ def build_bulk_filter(call: Call, body: BulkFilterBody) -> BulkFilter:
 
 
 def check_filter(body: BulkFilterBody) -> None:
-    """Raise ``InvalidInputError`` for a filter that names nothing: the tenant of a caller is no filter."""
+    """Raise ``InvalidInputError`` for a filter that names nothing: the tenant of a caller does not count."""
     if not body.model_dump(exclude_defaults=True, exclude={"children"}):
         raise InvalidInputError(
             "filter: it names nothing, which would be every session",

@@ -64,7 +64,6 @@ from ..store.objects import check_blob_location
 from ..temporal.attributes import get_search_attributes
 from ..tools import Tool, format_error
 from ..types.limits import RateLimit
-from .bulk_actions import BulkActivity
 from .webhook_delivery import WebhookActivity, dispatch_webhooks
 
 # ---
@@ -378,7 +377,6 @@ class Engine:
             toolsets=self.toolsets,
         )
         self.collect, self.webhook = CollectActivity(self.store), WebhookActivity(self.store)
-        self.bulk = BulkActivity(self.store)
         attributes = self.search_attributes = SearchAttributeCheck()
         self.interceptor = StageInterceptor(lambda: self._pipelines, self._is_engine_activity, attributes, self.store)
         self._pipelines: Pipelines

@@ -52,6 +52,7 @@ from ..workflows import (
     WebhookWorkflow,
 )
 from ..workflows.host import HEARTBEAT_SETTING, OBSERVE_STATE
+from .bulk_actions import BulkActivity
 from .engine import MAX_CACHED_RUNS, Engine, Lifespan
 from .health import WorkflowTasks
 from .versioning import ChooseBehavior, build_behavior_choice
@@ -195,7 +196,7 @@ class PerdurePlugin(SimplePlugin):
         super().__init__(
             "perdure.PerdurePlugin",
             workflows=[AgentWorkflow, WebhookWorkflow, BulkActionWorkflow],
-            activities=[*self.engine.activities, self.engine.webhook.deliver, self.engine.bulk.act],
+            activities=[*self.engine.activities, self.engine.webhook.deliver, BulkActivity(self.engine.store).act],
             interceptors=[self.engine.interceptor],
             workflow_runner=_pass_perdure_through,
         )

@@ -14,7 +14,7 @@ from .activity_options import get_heartbeat_timeout
 
 BULK_ACTIVITY = "perdure.bulk"
 BATCH_SECONDS = 300.0
-"""Seconds after which one activity ends, and the next one goes on."""
+"""Seconds after which one activity ends, and the next one continues."""
 _ATTEMPT_SECONDS = BATCH_SECONDS + 180.0
 """For an activity, with the runs that it has begun to act on."""
 _RETRY = RetryPolicy(initial_interval=timedelta(seconds=1), maximum_interval=timedelta(seconds=30))

@@ -8,6 +8,7 @@ import socket
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import quote
@@ -17,6 +18,8 @@ import pytest
 from perdure import Agent, Approval, Client, File, Limits, ToolContext, tool
 from perdure.client.run import Run
 from perdure.console import inbox
+from perdure.ports.bulk_actions import BulkRow, BulkRunRow
+from perdure.ports.times import timestamp
 from perdure.testing import ScriptedProvider, call
 from perdure.worker.engine import record_agents
 from tests.console.test_access import wait_for_waits
@@ -413,6 +416,11 @@ async def list_pages(client: Client, runs: dict[str, Run[Any]]) -> dict[str, str
         "run": f"/runs/{quote(runs['support'].id, safe='')}",
         "run-standing": f"/runs/{quote(runs['clerk'].id, safe='')}",
         "runs": "/runs",
+        "overview": "/overview",
+        "attempts": f"/runs/{quote(runs['support'].id, safe='')}/attempts",
+        "bulk-new": "/bulk/new?verb=cancel&agent=support",
+        "bulk": await record_bulk(client, [run.id for run in runs.values()]),
+        "bulks": "/bulk",
         "agents": "/agents",
         "agent": "/agents/support",
         "schedules-empty": "/schedules",
@@ -421,6 +429,20 @@ async def list_pages(client: Client, runs: dict[str, Run[Any]]) -> dict[str, str
         "error": "/nothing",
         **await record_samples(client),
     }
+
+
+async def record_bulk(client: Client, ids: list[str]) -> str:
+    """Record a bulk action that is in progress, and return the path of its page."""
+    store = await client.store()
+    outcomes = (("acted", None), ("failed", "ToolError: no"), ("refused", "resume needs the permission to operate it"))
+    rows = [
+        BulkRunRow(name, number, "", "support", outcome=outcome, detail=detail, done_at=timestamp(datetime.now(UTC)))
+        for number, (name, (outcome, detail)) in enumerate(zip([*ids, "other-1", "other-2"], outcomes, strict=False))
+    ]
+    more = [BulkRunRow(f"later-{number}", 10 + number, "", "support") for number in range(6)]
+    labels = ('{"error": "AuthenticationError", "agent": "support"}', None, None, "ana", "token:ana", "10.0.0.1")
+    await store.create_bulk(BulkRow("b" * 32, "resume", *labels, len(rows) + 6, 5.0, 10), [*rows, *more])
+    return f"/bulk/{'b' * 32}"
 
 
 async def test_pages_fit_a_phone(engine: Engine) -> None:

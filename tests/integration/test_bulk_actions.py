@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -56,10 +56,12 @@ def where(**filters: Any) -> BulkFilter:
 
 
 @asynccontextmanager
-async def failed_runs(engine: Engine, door: Door, *names: str, **options: Any) -> AsyncIterator[Client]:
-    """Runs of agent ``payer`` that have failed at a closed door."""
+async def failed_runs(
+    engine: Engine, door: Door, *names: str, beside: Sequence[Agent] = (), **options: Any
+) -> AsyncIterator[Client]:
+    """Runs of agent ``payer`` that have failed at a closed door; its worker also serves the agents ``beside``."""
     agent = Agent(payer(engine), ScriptedProvider(door))
-    async with engine.served(agent) as client:
+    async with engine.served(agent, *beside) as client:
         for name in names:
             run = await client.start(payer(engine), f"Pay {name}", id=name_of(engine, name), **options)
             with pytest.raises(AuthenticationError):
@@ -325,3 +327,27 @@ async def test_a_search_without_a_store_is_refused(engine: Engine) -> None:
         await client.list_page(search="x")
     with pytest.raises(PerdureError, match="no store"):
         await client.bulk_actions.preview("resume", where(agent="x"))
+
+
+async def test_a_worker_that_is_killed_resumes_no_run_twice(engine: Engine) -> None:
+    names = [name_of(engine, f"inv-{number}") for number in range(3)]
+    door = engine.folder / "door"
+    env = {"TEST_AGENT": payer(engine), "TEST_DOOR": str(door)}
+    client = await engine.client()
+    lost = await engine.process("bulk", **env, TEST_KILL_POINT="bulk.acted")
+    for name in names:
+        run = await client.start(payer(engine), "Pay", id=name)
+        with pytest.raises(AuthenticationError):
+            await run.result()
+    await eventually(partial(_are_listed, client, 3))
+    door.touch()
+    action = await client.bulk_actions.start("resume", where(agent=payer(engine)), per_second=20)
+    assert await lost.gone() != 0
+    assert not (await client.bulk_actions.get(action.id)).is_over
+    await engine.process("bulk", **env)
+    assert (await end(client, action)).counts == {"acted": 3}
+    for name in names:
+        assert (await client.run(name).result()).content == "done"
+        assert await count_executions(client, name) == 2
+    rows = await (await client.store()).list_audit(verb="resume")
+    assert sorted(row.subject for row in rows) == sorted(names), "one row each"
