@@ -435,7 +435,7 @@ def build_reply_events(call: ModelCall, reply: ModelReply) -> list[NewEvent]:
     response = build_response(task, output, output.finish)
     events.append(_build_turn_ended(response, **fields, state="completed", finish_reason=reason))
     if task.mode == "session":
-        events.append(NewEvent(RunEvent(**fields, state="waiting", agent=task.agent)))
+        events.append(NewEvent(RunEvent(**fields, state="idle", agent=task.agent)))
     return events
 
 
@@ -486,7 +486,7 @@ def build_closing_events(call: CloseCall) -> list[NewEvent]:
         events.append(_build_limit_reached(call, closing.limit))
     if closing.pause is not None and closing.status == "paused":
         return [*events, _build_pause_event(call, closing.pause, "paused")]
-    waiting = NewEvent(RunEvent(**fields, state="waiting", agent=task.agent))
+    waiting = NewEvent(RunEvent(**fields, state="idle", agent=task.agent))
     if closing.pause is not None:
         is_idle = closing.turn is not None or not task.task_id
         return [*events, _build_pause_event(call, closing.pause, "resumed"), *([waiting] if is_idle else ())]

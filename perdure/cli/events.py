@@ -155,7 +155,7 @@ def _format_event(event: Event, *, brief: bool) -> Iterator[tuple[str, str]]:
 
 
 def _format_run_event(event: RunEvent, *, brief: bool) -> Iterator[tuple[str, str]]:
-    ordinary = event.state in ("started", "waiting", "completed")
+    ordinary = event.state in ("started", "idle", "completed")
     if ordinary and brief:
         return
     reason = ": ".join(part for part in (event.error_type, event.error or event.reason) if part)

@@ -99,6 +99,12 @@ async def terminate_run(run: RunHandle, reason: str | None, *, by: str) -> None:
     async with audit_steering(run.client, "terminate", run.id, by=by, detail=reason):
         with run.temporal_errors():
             await run.client.temporal.get_workflow_handle(run.id).terminate(reason=text)
+    if run.has_store:  # no worker records the end; who reads the run's events next does
+        with suppress(PerdureError):
+            store = await run.client.store()
+            failures = await store.list_run_failures([run.id], held_up=False)
+            for context_id in {call.context_id for call in failures.get(run.id, ())}:
+                await store.remove_failing_calls(context_id)
 
 
 async def _describe_lost(run: RunHandle, *, is_open: bool) -> WorkflowExecutionDescription:

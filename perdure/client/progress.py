@@ -82,9 +82,8 @@ async def find_pending_reason(client: ClientHandle, description: WorkflowExecuti
             return f"{name} waits: {_join_reason_lines(waiting)}"
         if pending.HasField("last_failure"):
             failure = await _format_attempt_failure(converter, pending.last_failure)
-            reason = (
-                f"{name}, attempt {pending.attempt - 1}: {failure}"  # `attempt` is the one that follows the failure
-            )
+            failed_attempt = pending.attempt - 1  # Temporal's number is that of the one that follows
+            reason = f"{name}, attempt {failed_attempt}: {failure}"
             if begun or not pending.HasField("next_attempt_schedule_time"):
                 return reason
             # A provider may ask for an hour (Retry-After).

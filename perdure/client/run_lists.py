@@ -196,8 +196,7 @@ async def list_held_up_runs(
         for run in refined
         if run.status == "held_up" and all(value in (None, getattr(run, name)) for name, value in filters.items())
     ]
-    last = calls[-1] if len(calls) == limit else None
-    return shown, None if last is None else FailingCursor(last.since, last.context_id, last.call)
+    return shown, calls[-1].get_cursor() if len(calls) == limit else None
 
 
 def _list_runs_of_call(call: FailingCall, *, roots: bool) -> Iterable[str]:

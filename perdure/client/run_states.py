@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from google.protobuf.timestamp_pb2 import Timestamp
 from temporalio.client import WorkflowExecution, WorkflowExecutionDescription
 from temporalio.exceptions import ApplicationError
 
@@ -191,6 +190,7 @@ async def _read_failing_activities(
 def _build_held_up_by(pending: PendingActivityInfo, error: ApplicationError, status: Status) -> HeldUp:
     name, kind = pending.activity_type.name, error.type or "Failure"
     source = name.removeprefix(TOOL_ACTIVITY_PREFIX) if name.startswith(TOOL_ACTIVITY_PREFIX) else ""
+    is_due = pending.HasField("next_attempt_schedule_time")
     return HeldUp(
         context_id=status.context_id,
         agent=status.agent,
@@ -198,13 +198,7 @@ def _build_held_up_by(pending: PendingActivityInfo, error: ApplicationError, sta
         source="store" if "Store" in kind else source,
         error_type=kind,
         error=error.message,
-        attempts=pending.attempt - (pending.HasField("next_attempt_schedule_time")),
-        last_at=_format_time(pending.last_started_time),
-        next_at=_format_time(pending.next_attempt_schedule_time)
-        if pending.HasField("next_attempt_schedule_time")
-        else None,
+        attempts=pending.attempt - 1,  # the number of Temporal's is that of the one that follows
+        last_at=timestamp(pending.last_started_time.ToDatetime(UTC)),
+        next_at=timestamp(pending.next_attempt_schedule_time.ToDatetime(UTC)) if is_due else None,
     )
-
-
-def _format_time(at: Timestamp) -> str:
-    return timestamp(at.ToDatetime(UTC))

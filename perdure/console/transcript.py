@@ -392,7 +392,7 @@ _TURN_TONES: Mapping[str, Literal["plain", "good", "bad", "warn"]] = {
 }
 _RUN_TITLES = {
     "started": "Run started",
-    "waiting": "Waits for the next message",
+    "idle": "Waits for the next message",
     "held_up": "Held up",
     "recovered": "Recovered",
     "paused": "Paused",

@@ -28,7 +28,7 @@ class Span:
 def build_waterfall(transcript: Transcript, now: str, closed: str | None = None) -> tuple[list[Span], float]:
     """Build the bars of the model calls, tool calls and waits on a page, and the seconds that they span together.
 
-    Of a run that has ended, what had no end of its own ended with it: only an open run goes on until ``now``.
+    Of a run that has ended, what had no end of its own ended with it: only the bars of an open run last until ``now``.
     ``closed``: when it ended, for a page without the event of it.
     """
     ended = transcript.ended or closed

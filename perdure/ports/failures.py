@@ -17,10 +17,18 @@ from .times import add_seconds
 
 HELD_UP_ATTEMPTS = 3
 """Failed attempts of one call, in a row, after which its run counts as held up. One or two pass unseen at any provider
-under load; with Temporal's delays the third comes three seconds after the first, and is no chance any more."""
+under load; with Temporal's delays the third comes three seconds after the first, and has a cause that lasts."""
 
 FailingKind = Literal["model", "compact", "close", "remind", "tool"]
 """What kind of call fails: of a model, of one for a summary, the record of an ending, reminders, or of a tool."""
+
+
+class FailingCursor(NamedTuple):
+    """The place of a failing call in a list: the list continues after it."""
+
+    since: str
+    context_id: str
+    call: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,13 +61,9 @@ class FailingCall:
     held_up_at: str | None = None
     """When the run was held up by it; None before :data:`HELD_UP_ATTEMPTS`."""
 
-
-class FailingCursor(NamedTuple):
-    """The place of a failing call in a list: the list continues after it."""
-
-    since: str
-    context_id: str
-    call: str
+    def get_cursor(self) -> FailingCursor:
+        """Return its place in the list."""
+        return FailingCursor(self.since, self.context_id, self.call)
 
 
 FailureKey = Literal["total", "hour", "day", "agent", "tenant"]

@@ -18,6 +18,7 @@ from ..ports.failures import (
 )
 from ..ports.store import EventBatch
 from ..ports.waits import WaitChange
+from ..types.events import Event
 from .schema import Database, Tables, split_keys
 from .statements import load_statements
 
@@ -25,6 +26,19 @@ SQL = load_statements("failures")
 
 # ---
 # Writing: PostgreSQL does this in perdure_append_0001.
+
+
+def encode_failure_changes(batch: EventBatch, events: Sequence[Event]) -> list[str | None]:
+    """Return what ``events`` change, as PostgreSQL takes it: the token of the writer's activity, whose run it is, when
+    a run is held up, and behind these the fields of each change, its position from 1; empty without a change."""
+    changes = find_failure_changes(events, agent=batch.agent, tenant=batch.tenant, user=batch.user)
+    if not changes:
+        return []
+    labels = [batch.agent, batch.tenant, batch.user]
+    encoded: list[str | None] = [batch.token or batch.scheduled, *labels, str(HELD_UP_ATTEMPTS)]
+    for position, *values in changes:
+        encoded += [str(position + 1), *values]
+    return encoded
 
 
 class _LockedFeed(Protocol):

@@ -14,7 +14,6 @@ from typing import Any, NamedTuple, TypeVar
 import asyncpg
 
 from ..errors import MemoryChangedError, StoreError
-from ..ports.failures import HELD_UP_ATTEMPTS, find_failure_changes
 from ..ports.outbox import WriteOptions
 from ..ports.store import AgentRow, Claim, Commit, EventBatch, EventRow, Node, RunRow, TurnRow
 from ..ports.times import format_utc_now, timestamp
@@ -22,6 +21,7 @@ from ..ports.waits import find_wait_changes
 from ..types.events import Event, ModelRetracted, build_worker_lost_retraction, decode_event, encode_event_body
 from ..types.run_ids import build_run_id_error
 from . import agents, event_log, journal, memory, migrations, nodes, retention, runs, usage
+from .failures import encode_failure_changes
 from .postgres_connection import PostgresPool, build_closed_error, parse_postgres_url, unescape_text, unescape_value
 from .postgres_notify import EventNotifications, get_nudge_channel, watch_nudges
 from .schema import shorten_key
@@ -96,7 +96,7 @@ class _EncodedBatch:
             [shorten_key(new.key) for new in batch.events],
             [encode_event_body(event) for event in events],
             _encode_wait_changes(batch, events),
-            _encode_failure_changes(batch, events),
+            encode_failure_changes(batch, events),
             [str(value) for pair in options.find_targets(events) for value in pair],
             options.key_id,
             _choose_marked_event(batch),
@@ -122,19 +122,6 @@ def _encode_wait_changes(batch: EventBatch, events: Sequence[Event]) -> list[str
     encoded: list[str | None] = [batch.token or batch.scheduled, batch.agent]
     for position, *values in changes:
         encoded += [str(position + 1), *(repr(value) if isinstance(value, float) else value for value in values)]
-    return encoded
-
-
-def _encode_failure_changes(batch: EventBatch, events: Sequence[Event]) -> list[str | None]:
-    """Return the token of the writer's activity, whose run it is, and behind these the fields of each change; empty
-    without a change."""
-    changes = find_failure_changes(events, agent=batch.agent, tenant=batch.tenant, user=batch.user)
-    if not changes:
-        return []
-    labels = [batch.agent, batch.tenant, batch.user]
-    encoded: list[str | None] = [batch.token or batch.scheduled, *labels, str(HELD_UP_ATTEMPTS)]
-    for position, *values in changes:
-        encoded += [str(position + 1), *values]
     return encoded
 
 

@@ -334,11 +334,11 @@ class RunEvent(EventBase):
 
     type: Literal["run"] = "run"
     state: Literal[
-        "started", "waiting", "held_up", "recovered", "paused", "resumed",
+        "started", "idle", "held_up", "recovered", "paused", "resumed",
         "completed", "failed", "cancelled", "terminated", "timed_out",
     ]  # fmt: skip
-    """``waiting`` for the next message; ``paused`` until an operator resumes it. ``resumed`` follows a pause that a
-    client asked for, and ``waiting`` follows it between two turns; after any other pause, the next event is that of the
+    """``idle`` until the next message; ``paused`` until an operator resumes it. ``resumed`` follows a pause that a
+    client asked for, and ``idle`` follows it between two turns; after any other pause, the next event is that of the
     step that is tried again. A turn that ends while its session is paused is followed by another ``paused``.
     ``held_up``: three attempts of one call have failed in a row, and more follow; ``recovered`` once that call has an
     outcome. A run that ends, or stops that call, does not recover first."""

@@ -329,7 +329,7 @@ class VercelTranslator:
             self._emit("data-question", id=wait.id, data=question)
 
     def _note_state(self, event: TurnEvent | RunEvent, results: Mapping[str, str]) -> None:
-        if event.state in ("started", "waiting"):
+        if event.state in ("started", "idle"):
             return
         if event.state in ("held_up", "recovered", "paused", "resumed"):
             self._emit(f"data-{event.state}", data=dump_event(event))

@@ -198,7 +198,7 @@ async def _wait_stopped(run: Run, how: str) -> None:
 
 async def _waits(run: Run) -> bool:
     status = await run.status()
-    return status.state == "waiting" and not status.calls and not list_open_calls(await run.transcript())
+    return status.state == "idle" and not status.calls and not list_open_calls(await run.transcript())
 
 
 def _check_acts(messages: list[Message], paid: Counter[str]) -> None:

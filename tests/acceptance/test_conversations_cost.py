@@ -59,7 +59,7 @@ async def talk(client: Client, id: str, turns: int) -> list[float]:
     seconds: list[float] = []
 
     async def waits() -> bool:
-        return (await client.run(id).status()).state == "waiting"
+        return (await client.run(id).status()).state == "idle"
 
     for n in range(turns):
         begun = time.monotonic()

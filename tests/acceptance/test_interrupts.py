@@ -173,7 +173,7 @@ def _latency(asked: list[float], began: float, stop: float) -> float:
 
 
 async def _waits(run: Run) -> bool:
-    return (await run.status()).state == "waiting"
+    return (await run.status()).state == "idle"
 
 
 async def _answered(turn: Turn) -> list[float]:

@@ -220,9 +220,9 @@ async def test_the_sessions_of_another_tenant_do_not_exist(engine: Engine) -> No
             assert (taken.status_code, taken.json()["error"]) == (409, "RunIdError"), name
         same = await theirs.post("/sessions", json={"agent": "echo", "id": session["id"], "content": "hi"})
         assert (same.status_code, same.json()["id"], same.json()["tenant"]) == (201, session["id"], "other")
-        assert (await mine.get(f"/sessions/{session['id']}")).json()["state"] == "waiting"
+        assert (await mine.get(f"/sessions/{session['id']}")).json()["state"] == "idle"
         assert (await theirs.post(f"/sessions/{session['id']}/events", json={"type": "cancel"})).status_code == 202
-        assert (await mine.get(f"/sessions/{session['id']}")).json()["state"] == "waiting"
+        assert (await mine.get(f"/sessions/{session['id']}")).json()["state"] == "idle"
 
 
 @pytest.mark.server

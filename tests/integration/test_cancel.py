@@ -174,7 +174,7 @@ async def test_a_run_that_waits_is_cancelled(engine: Engine) -> None:
 
 
 async def _waiting(run: Run) -> bool:
-    return (await run.status()).state == "waiting"
+    return (await run.status()).state == "idle"
 
 
 @pytest.mark.server

@@ -63,7 +63,7 @@ async def test_a_conversation_is_left_and_taken_up_again(sit: Sit, cli: Cli, id:
     await chat.until("stays open")
     await chat.until(f"perdure chat talker --id {id} --file agents.py")
     assert await chat.ended() == 0
-    assert (await cli("show", id, "-o", "json")).json["status"]["state"] in ("waiting", "running")
+    assert (await cli("show", id, "-o", "json")).json["status"]["state"] in ("idle", "running")
 
     chat = await sit("talker", "--file", "agents.py", "--id", id)
     await chat.at(">")

@@ -57,7 +57,7 @@ async def test_cancel_and_close_say_that_no_worker_answers(
         assert f"perdure worker FILE --task-queue {engine.task_queue}" in done.err
         assert f"perdure terminate {run.id}" in done.err
     assert (await cli("terminate", run.id, "-m", "a leftover")).out == f"{run.id} is terminated\n"
-    assert (await cli("show", run.id, "--json")).json["status"]["reason"] == "terminated"
+    assert (await cli("show", run.id, "--json")).json["status"]["state"] == "terminated"
     again = await cli("terminate", run.id)
     assert (again.code, "has ended" in again.err) == (1, True)
 

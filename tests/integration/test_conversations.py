@@ -45,7 +45,7 @@ async def test_a_conversation_of_several_turns(engine: Engine) -> None:
         assert (await one.result()).content == "one (1)", "a turn keeps its answer"
         assert second.usage.total_tokens < (await two.run.status()).usage.total_tokens
         status = await two.run.status()
-        assert (status.state, status.mode, status.turn) == ("waiting", "session", 2)
+        assert (status.state, status.mode, status.turn) == ("idle", "session", 2)
         await two.run.close()
         assert (await two.run.result()).content == "two (2)"
         assert (await two.result()).content == "two (2)"

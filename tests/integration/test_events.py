@@ -81,7 +81,7 @@ async def test_who_follows_a_session_meanwhile_follows_on_when_it_is_opened_agai
         rest = await all_of(events)
     said = shown(rest)
     # The end of an execution may be read by a follower while the next is there already: then it is no end.
-    assert [name for name in said if name != "run terminated"][-5:] == [*ANSWER, "run waiting", "run completed"]
+    assert [name for name in said if name != "run terminated"][-5:] == [*ANSWER, "run idle", "run completed"]
     assert said.count("run completed") == 1
 
 

@@ -177,7 +177,7 @@ async def test_a_finished_turn_of_a_terminated_session_when_nobody_serves_it_any
     responses = await asyncio.gather(*(turn.result() for turn in turns))
     assert [one.task_id for one in responses] == [second.task_id, first.task_id, second.task_id]
     for said in await asyncio.gather(*(all_of(turn.events()) for turn in turns)):
-        assert shown(said)[-2:] == ["turn completed", "run waiting"]
+        assert shown(said)[-2:] == ["turn completed", "run idle"]
 
 
 @pytest.mark.server
@@ -193,9 +193,9 @@ async def test_opened_again_and_ended_before_anybody_took_it_up(engine: Engine) 
     said, present, past = await asyncio.gather(
         all_of(late.events()), all_of(late.turn().events()), all_of(late.turn(first.task_id).events())
     )
-    assert shown(said)[-2:] == ["run waiting", "run terminated"]
+    assert shown(said)[-2:] == ["run idle", "run terminated"]
     assert present == []
-    assert shown(past)[-2:] == ["turn completed", "run waiting"]
+    assert shown(past)[-2:] == ["turn completed", "run idle"]
 
 
 @pytest.mark.server

@@ -22,7 +22,7 @@ from tests.support.scripts import Gate, calls_then, replied
 from tests.support.wait import eventually
 
 TURN = BEGIN[1:]
-WAITING = [*ANSWER, "run waiting"]
+WAITING = [*ANSWER, "run idle"]
 
 
 @tool
@@ -54,7 +54,7 @@ async def test_turns_that_are_asked_for_at_once(engine: Engine) -> None:
         said = await asyncio.gather(*(all_of(turn.events()) for turn in turns))
     for turn, one in zip(turns, said, strict=True):  # some may have joined a turn
         assert {event.task_id for event in one} == {turn.task_id}
-        assert shown(one)[-1] == "run waiting"
+        assert shown(one)[-1] == "run idle"
     heard = {event.content for one in said for event in one if isinstance(event, MessageInjected)}
     assert heard >= {"Number 0?", "Number 1?", "Number 2?"}
 
@@ -74,7 +74,7 @@ async def test_a_turn_so_far_and_from_a_number_on(engine: Engine) -> None:
         assert shown(await all_of(turn.events(after=there[-2].seq))) == [
             "model.completed",
             "turn completed",
-            "run waiting",
+            "run idle",
         ]
 
 
@@ -164,7 +164,7 @@ async def test_a_message_that_joins_while_the_turn_ends_is_in_it(engine: Engine)
         response = await turn.result()
     assert response.content == "Answer 2."
     assert [event.content for event in rest if isinstance(event, MessageInjected)] == ["And two?"]
-    assert shown(rest)[-3:] == ["model.completed", "turn completed", "run waiting"]
+    assert shown(rest)[-3:] == ["model.completed", "turn completed", "run idle"]
     ends = [event.content for event in rest if isinstance(event, TurnEvent) and event.state == "completed"]
     assert ends == ["Answer 1.", "Answer 2."]
 
@@ -176,7 +176,7 @@ async def test_a_turn_that_is_interrupted(engine: Engine) -> None:
         await next_of(events, "model.delta")
         await run.interrupt()
         rest = await all_of(events)
-        assert shown(rest) == ["model.retracted", "turn completed", "run waiting"]
+        assert shown(rest) == ["model.retracted", "turn completed", "run idle"]
         turn = await run.send("Two?")
         assert shown(await all_of(turn.events())) == [*TURN, *WAITING]
 
@@ -277,9 +277,9 @@ async def test_scripted_sessions_ends_and_text() -> None:
     async with scripted(agent, replies) as script:
         first = await script.send("One?", id="s")
         events = first.run.events()
-        assert shown(await all_of(first.events())) == [*BEGIN, *ANSWER, "run waiting"]
+        assert shown(await all_of(first.events())) == [*BEGIN, *ANSWER, "run idle"]
         second = await script.send("Two?", id="s")
-        assert shown(await all_of(second.events())) == [*BEGIN[1:], *ANSWER, "run waiting"]
+        assert shown(await all_of(second.events())) == [*BEGIN[1:], *ANSWER, "run idle"]
         await first.run.handle.terminate()
         assert run_end(await all_of(events)).state == "terminated"
         with pytest.raises(AuthenticationError):

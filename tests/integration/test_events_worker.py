@@ -189,7 +189,7 @@ async def test_an_interrupt_takes_back_what_was_streamed(engine: Engine) -> None
         await run.interrupt("Stop that.", by="ana")
         await turn.result()
         events = await told(client, run.id)
-    after = ["model.retracted", "message.injected", *ANSWER, "run waiting"]
+    after = ["model.retracted", "message.injected", *ANSWER, "run idle"]
     assert [name for name in shown(events) if name != "model.delta"] == [*BEGIN, "model.started", *after]
     retracted = next(event for event in events if isinstance(event, ModelRetracted))
     assert retracted.reason == "Interrupted"
@@ -202,7 +202,7 @@ async def test_a_turn_that_is_stopped_ends(engine: Engine) -> None:
         await run.interrupt()
         await until(client, run.id, "run", 2)
         events = await told(client, run.id)
-    assert shown(events) == [*BEGIN, "model.started", "turn completed", "run waiting"]
+    assert shown(events) == [*BEGIN, "model.started", "turn completed", "run idle"]
     turn = events[-2]
     assert isinstance(turn, TurnEvent)
     assert turn.finish_reason == "interrupted"
@@ -257,7 +257,7 @@ async def test_a_session_waits_and_is_closed(engine: Engine) -> None:
         await run.close()
         await run.result()
         events = await told(client, run.id)
-    turn = ["turn started", "message.injected", *ANSWER, "run waiting"]
+    turn = ["turn started", "message.injected", *ANSWER, "run idle"]
     assert shown(events) == ["run started", *turn, *turn, "run completed"]
     assert len({event.task_id for event in events}) == 2
 

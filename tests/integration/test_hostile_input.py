@@ -101,7 +101,7 @@ async def test_handlers_refuse_what_cannot_be_decoded_and_the_run_lives(engine: 
 
 async def _turns(run: Any, count: int) -> bool:
     status = await run.status()
-    return bool(status.turn == count and status.state == "waiting")
+    return bool(status.turn == count and status.state == "idle")
 
 
 async def test_a_fault_of_the_engine_pauses_the_run_and_a_deploy_heals_it(

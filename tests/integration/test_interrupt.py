@@ -116,7 +116,7 @@ async def test_an_interrupt_without_a_message_ends_the_turn(engine: Engine) -> N
             return list_open_calls(await run.transcript()) == []
 
         await eventually(closed, what="a transcript that every provider takes, without another message")
-        assert (await run.status()).state == "waiting"
+        assert (await run.status()).state == "idle"
         again = await (await run.send("And now?")).result()
         assert again.content == "You said And now?"
         assert list_open_calls(again.messages) == []

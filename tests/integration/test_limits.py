@@ -278,11 +278,11 @@ async def test_waiting_for_messages_and_people_is_no_wall_time(engine: Engine) -
     async with engine.served(looking(model, limits=Limits(wall_time="1h"))) as client:
         run = await client.start("looking", "One.", mode="session")
         await run.turn().result()
-        await eventually(lambda: _state(run, "waiting"))
+        await eventually(lambda: _state(run, "idle"))
         idle = 1.0
         await asyncio.sleep(idle)  # nothing happens: that is what is looked at
         await (await run.send("Two.")).result()
-        await eventually(lambda: _state(run, "waiting"))
+        await eventually(lambda: _state(run, "idle"))
         elapsed = time.monotonic() - begun
         (wall,) = [use for use in (await run.status()).limits if use.name == "wall_time"]
         await run.close()

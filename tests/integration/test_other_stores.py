@@ -91,7 +91,7 @@ async def test_a_long_message_from_a_client_with_another_store(engine: Engine, s
 
 
 async def _waits(run: Run) -> bool:
-    return (await run.status()).state == "waiting"
+    return (await run.status()).state == "idle"
 
 
 async def _refused(run: Run) -> Any:

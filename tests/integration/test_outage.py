@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from perdure import Agent, Client
+from perdure.client.waits import reconcile_waits
 from perdure.errors import AuthenticationError
 from perdure.ports.failures import HELD_UP_ATTEMPTS
 from perdure.providers import OpenAIChat
@@ -222,6 +223,29 @@ async def test_a_run_that_ends_while_it_is_held_up_leaves_no_row(engine: Engine)
             await run.wait_for_close()
             assert await (await client.store()).list_failing_calls(held_up=False) == []
             assert await list_run_states(client, "r") == ["started", "held_up", "cancelled"]
+        await provider.aclose()
+
+
+@pytest.mark.parametrize("by", ["perdure", "temporal"])
+async def test_a_run_that_is_terminated_while_it_is_held_up_leaves_no_row(engine: Engine, by: str) -> None:
+    outage = Outage(HELD_UP_ATTEMPTS)
+    async with OpenAIServer(outage) as server:
+        provider = OpenAIChat(server.base_url, "test")
+        async with engine.served(Agent("desk", provider)) as client:
+            run = await client.start("desk", "Go.", id="r")
+            await server.wait_requests(HELD_UP_ATTEMPTS + 1)
+            store = await client.store()
+            if by == "perdure":
+                await run.terminate()
+                assert await store.list_failing_calls(held_up=False) == []
+            else:
+                await run.handle.terminate()
+                assert [one.context_id for one in await store.list_failing_calls()] == ["r"], "no worker records it"
+                assert await client.list(status="held_up") == [], "Temporal knows better"
+                assert (await run.status()).state == "terminated"
+                assert (await reconcile_waits(client)).removed == 1
+                assert await store.list_failing_calls(held_up=False) == []
+            outage.over.set()
         await provider.aclose()
 
 

@@ -253,18 +253,18 @@ async def test_the_state_of_a_session_is_recorded_also_before_its_first_message(
             assert await recorded_state(run) == ("paused", "paused")
             await run.resume()
             await eventually(lambda: _is_waiting(run))
-            assert await recorded_state(run) == ("waiting", "waiting")
+            assert await recorded_state(run) == ("idle", "idle")
             assert (await (await run.send("One")).result()).content == "You said One."
         await run.pause()
         await paused(run)
         await run.send("Two")
         await run.resume()
         await run.turn().result()
-        assert [state for state, *_ in await run_events(run)][-3:] == ["paused", "resumed", "waiting"]
+        assert [state for state, *_ in await run_events(run)][-3:] == ["paused", "resumed", "idle"]
 
 
 async def _is_waiting(run: Run) -> bool:
-    return (await run.status()).state == "waiting"
+    return (await run.status()).state == "idle"
 
 
 async def _paused_before_its_first_call(client: Client, mode: Any) -> Run:
@@ -547,7 +547,7 @@ async def test_a_subagent_that_ends_while_its_tree_is_resumed_is_not_opened_agai
         await racing.run(run.id).resume(children=True)
         await run.result()
         last = await child.describe()
-        assert (last.run_id, (await child.status()).state) == (first.run_id, "failed")
+        assert (last.run_id, (await child.status()).state) == (first.run_id, "terminated")
         await racing.close()
 
 

@@ -301,7 +301,7 @@ async def test_a_client_without_the_store_gets_everything_but_the_messages(engin
 async def test_a_run_waits_for_its_first_message(engine: Engine) -> None:
     async with engine.served(Agent("greeter", ScriptedProvider(lambda r: f"Hello {r.messages[-1].text}."))) as client:
         run = await client.start("greeter")
-        waiting = await eventually(lambda: _status_is(run, "waiting"))
+        waiting = await eventually(lambda: _status_is(run, "idle"))
         assert waiting.doing == "message"
         await run.inject("Ana")
         assert (await run.result()).content == "Hello Ana."

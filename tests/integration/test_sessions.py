@@ -28,7 +28,7 @@ async def test_a_session_takes_turns_until_it_is_closed(engine: Engine) -> None:
 
         async def waits(turn: int) -> bool:
             status = await run.status()
-            return (status.state, status.doing, status.turn) == ("waiting", "message", turn)
+            return (status.state, status.doing, status.turn) == ("idle", "message", turn)
 
         await eventually(lambda: waits(1), what="the first answer")
         first = (await run.status()).task_id

@@ -180,7 +180,7 @@ async def test_a_run_takes_a_limited_number_of_waits(engine: Engine, monkeypatch
         for _ in range(2):
             assert (await wait(handle))["state"] == "completed"
         assert (await refusal(handle)).type == "TooManyWaits"
-        assert (await client.run(handle.id).status()).state == "waiting"
+        assert (await client.run(handle.id).status()).state == "idle"
 
 
 NESTED: Any = None

@@ -324,11 +324,11 @@ async def _find_pending(run: Run) -> WaitingCall | None:
 @pytest.mark.slow
 async def test_many_events_at_once(engine: Engine, endpoint: Endpoint) -> None:
     async with engine.served(an_agent()) as client:
-        await client.webhooks.create(endpoint.url, events=["run.waiting"])
+        await client.webhooks.create(endpoint.url, events=["run.idle"])
         store = await client.store()
         names = [f"c{n}" for n in range(150)]
         for name in names:
-            await store.append(EventBatch(name, [NewEvent(RunEvent(state="waiting", at="2026-01-01T00:00:00Z"))]))
+            await store.append(EventBatch(name, [NewEvent(RunEvent(state="idle", at="2026-01-01T00:00:00Z"))]))
         await eventually(lambda: len(endpoint.requests) >= len(names), deadline=120)
         assert sorted(one.json["data"]["run_id"] for one in endpoint.requests) == sorted(names)
         assert len({one.id for one in endpoint.requests}) == len(names)
@@ -337,9 +337,9 @@ async def test_many_events_at_once(engine: Engine, endpoint: Endpoint) -> None:
 async def test_two_dispatchers_start_one_delivery(engine: Engine, endpoint: Endpoint) -> None:
     """The first is lost between start and delete, as far as the second can see."""
     async with engine.served(an_agent(), webhooks=False) as client:
-        await client.webhooks.create(endpoint.url, events=["run.waiting"])
+        await client.webhooks.create(endpoint.url, events=["run.idle"])
         store = await client.store()
-        await store.append(EventBatch("c", [NewEvent(RunEvent(state="waiting"))]))
+        await store.append(EventBatch("c", [NewEvent(RunEvent(state="idle"))]))
         first, second = (
             WebhookDispatcher(store, client.temporal, engine.task_queue, lease_seconds=0) for _ in range(2)
         )
@@ -351,7 +351,7 @@ async def test_two_dispatchers_start_one_delivery(engine: Engine, endpoint: Endp
         assert await second.dispatch() == 1
         assert await second.dispatch() == 0
         await client.webhooks.create(endpoint.url, events=["run.failed"])
-        await store.append(EventBatch("d", [NewEvent(RunEvent(state="waiting"))]))
+        await store.append(EventBatch("d", [NewEvent(RunEvent(state="idle"))]))
         assert await second.dispatch() == 1
         await eventually(lambda: len(endpoint.requests) == 2)
         assert [one.json["data"]["run_id"] for one in endpoint.requests] == ["c", "d"]
@@ -511,7 +511,7 @@ async def test_the_end_of_a_session_needs_no_reader(engine: Engine, endpoint: En
 
         def ends() -> set[tuple[str, str]]:
             events = [one.json for one in endpoint.requests]
-            ended = [event for event in events if event["type"] not in ("run.started", "run.waiting")]
+            ended = [event for event in events if event["type"] not in ("run.started", "run.idle")]
             return {(event["data"]["run_id"], event["type"]) for event in ended}
 
         expected = {(closed.id, "run.completed"), (stopped.id, "run.terminated"), (silent.id, "run.terminated")}

@@ -193,7 +193,7 @@ def test_long_fields_are_named_and_left_out() -> None:
 
 
 def test_the_types_have_the_states() -> None:
-    assert {"run.waiting", "turn.completed", "approval.revoked", "question.asked"} <= set(WEBHOOK_TYPES)
+    assert {"run.idle", "turn.completed", "approval.revoked", "question.asked"} <= set(WEBHOOK_TYPES)
     assert "model.delta" not in WEBHOOK_TYPES
     assert RunEvent(state="paused").type not in WEBHOOK_TYPES
 

@@ -150,7 +150,7 @@ async def test_the_result_of_a_closed_session_is_asked_for_once(engine: Engine) 
         assert service.take() == {DESCRIBE: 1}
         assert first["state"] == "completed"
         await (await client.send("echo", "two", id="s")).result()
-        assert (await read(http, "/sessions/s"))["state"] == "waiting"
+        assert (await read(http, "/sessions/s"))["state"] == "idle"
 
 
 async def test_a_page_of_events_asks_temporal_at_their_end_alone(engine: Engine) -> None:

@@ -133,7 +133,7 @@ async def test_what_ends_a_step_a_turn_or_a_run_ends_all_its_waits(store: Store,
     assert await read_names(store) == [("c/1", "a")], "a subagent in background outlives its parent's turn"
 
 
-@pytest.mark.parametrize("state", ["started", "waiting", "paused", "resumed"])
+@pytest.mark.parametrize("state", ["started", "idle", "paused", "resumed"])
 async def test_a_pause_ends_no_wait(store: Store, state: str):
     await store.append(batch(requested()))
     await store.append(batch(RunEvent.model_validate({"state": state}), TurnEvent(state="started"), LimitReached()))

@@ -122,7 +122,7 @@ async def test_events_get_rows_only_while_a_subscription_is_enabled(store: Store
     await store.append(batch(RunEvent(state="started")))
     assert (await take(store), await store.find_outbox_targets([WEBHOOK_TARGET])) == ([], set())
     await store.create_webhook(WEBHOOK)
-    await store.append(batch(RunEvent(state="waiting")))
+    await store.append(batch(RunEvent(state="idle")))
     assert await store.find_outbox_targets([WEBHOOK_TARGET, "mail"]) == {WEBHOOK_TARGET}
     assert await take(store) == [("c", "run")]
     await store.disable_webhook("w1", "a test", T2)

@@ -352,7 +352,7 @@ async def test_a_reply_with_calls_ends_no_turn(store: MemoryStore) -> None:
 
 async def test_a_session_waits_after_its_answer(store: MemoryStore) -> None:
     await Stages(store).model(model_call(mode="session"), Model(reply("Done.")))
-    assert shown(await events(store))[-2:] == ["turn completed Done.", "run waiting"]
+    assert shown(await events(store))[-2:] == ["turn completed Done.", "run idle"]
 
 
 async def test_an_answer_at_the_limit(store: MemoryStore) -> None:
@@ -387,14 +387,14 @@ async def test_a_session_that_is_closed_says_nothing_of_its_last_turn_again(stor
     await stages.model(model_call(mode="session"), Model(reply("Done.")))
     response = {"content": "Done.", "iterations": 1, "finish_reason": "stop"}
     await stages.close(ending(status="completed", response=response), Inner(None))
-    assert shown(await events(store))[-3:] == ["turn completed Done.", "run waiting", "run completed"]
+    assert shown(await events(store))[-3:] == ["turn completed Done.", "run idle", "run completed"]
 
 
 async def test_a_stopped_turn_ends_and_the_session_waits(store: MemoryStore) -> None:
     response = {"iterations": 0, "finish_reason": "interrupted"}
     closing = ending(status="waiting", turn="completed", response=response, new=(NewMessage(content="hi"),))
     await Stages(store).close(closing, Inner(None))
-    assert shown(await events(store)) == [*BEGUN, "turn completed", "run waiting"]
+    assert shown(await events(store)) == [*BEGUN, "turn completed", "run idle"]
 
 
 async def test_a_part_of_what_was_said_ends_nothing(store: MemoryStore) -> None:
