@@ -480,3 +480,19 @@ async def check_allowed(authorizer: Authorizer, caller: Caller, verb: Verb, reso
         f"{caller.name!r} may not {verb} this",
         hint=f"The verb {verb!r} comes with the roles {', '.join(name for name in ROLES if verb in ROLES[name])}.",
     )
+
+
+_VERB_WORDS: Mapping[Verb, str] = {
+    "read": "see this",
+    "send": "send messages here",
+    "decide": "decide on calls here",
+    "operate": "steer runs or see the audit trail here",
+    "admin": "administer this service",
+}
+
+
+def build_verb_error(caller: Caller, verb: Verb) -> ForbiddenError:
+    """Build the error for a caller who may not do this, with the role that may."""
+    role = next(role for role, verbs in ROLES.items() if verb in verbs)
+    hint = f"It needs the role {role}: ask an administrator." if verb not in caller.verbs else None
+    return ForbiddenError(f"{caller.name!r:.200} may not {_VERB_WORDS[verb]}", hint=hint)

@@ -38,7 +38,7 @@ from ..types.interface import LABELS, WORKFLOW_TYPE
 from ..types.messages import RUN_ID_CHARS, BlobRef
 from ..types.run_ids import build_run_id_error, check_run_name
 from ..types.validation_errors import describe_validation_error
-from .auth import AgentTerms, Authenticator, Authorizer, Caller, ContextFunction, Resource, Verb
+from .auth import AgentTerms, Authenticator, Authorizer, Caller, ContextFunction, Resource, Verb, build_verb_error
 from .key_lease import KeyLease
 from .limits import ConnectionLimiter, HeldBytes, RateLimiter, WebLimits, call_for_size, get_caller_key, parse_json_body
 from .origins import get_client_address
@@ -99,7 +99,7 @@ class Web:
                     raise build_unknown_session_error(resource.id or "")
                 if resource.kind == "schedule" and resource.id is not None:
                     raise build_unknown_schedule_error(resource.id)
-            raise ForbiddenError(f"{caller.name!r:.200} may not {verb} here")
+            raise build_verb_error(caller, verb)
 
     async def find_session(self, id: str) -> Resource:
         """Return the session with its agent, tenant and user. Raises ``RunNotFoundError``."""
