@@ -58,6 +58,9 @@ def _clean_next(target: str) -> str:
     return target if is_own and "\\" not in target and target.isprintable() and len(target) < 4_000 else "/inbox"
 
 
+_LOGIN_HINT = "Copy it whole, with the pdr_ at its beginning. It may also have been revoked, or have expired."
+
+
 def _build_login_route(access: ConsoleAccess) -> Route:
     async def endpoint(request: Request) -> Response:
         visitor, status, problem = build_visitor(request, NOBODY), 200, None
@@ -74,6 +77,8 @@ def _build_login_route(access: ConsoleAccess) -> Route:
             except PerdureError as error:
                 answer = build_problem(error)
                 status, problem = answer.status_code, json.loads(bytes(answer.body))
+                if isinstance(error, UnauthorizedError):
+                    problem = {"detail": "That is not a token of this server.", "hint": _LOGIN_HINT}
             except Exception as error:
                 build_unexpected_problem(error)
                 status, problem = 500, {"detail": "The login failed unexpectedly."}

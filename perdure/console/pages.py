@@ -127,6 +127,8 @@ def build_templates() -> Environment:
         "digest": lambda text: hashlib.sha256(text.encode(errors="replace")).hexdigest()[:10],
         "fields": texts.parse_fields,
         "lasted": lambda block: texts.format_duration(texts.measure(block.started, block.ended)),
+        "success": lambda totals: f"{100 * (totals.calls - totals.errors) / totals.calls:.1f} %",
+        "short_auth": texts.shorten_auth,
         "took": lambda run: texts.format_duration(texts.measure(run.started, run.closed)),
     }
     environment.tests["own_summary"] = is_own_summary

@@ -451,6 +451,15 @@ def format_cost(usd: float | None) -> str:
     return f"${usd:,.2f}" if usd >= 1 else f"${usd:.4f}" if usd else "$0"
 
 
+_SHOWN_ID_CHARS = 8
+
+
+def shorten_auth(auth: str) -> str:
+    """Return how a name is known, with the beginning of a token's id."""
+    kind, sign, name = auth.partition(":")
+    return f"{kind}:{name[:_SHOWN_ID_CHARS]}…" if sign and len(name) > _SHOWN_ID_CHARS + 1 else auth
+
+
 def format_count(number: float | None) -> str:
     """Return a count: ``940``, ``12.4k``, ``3.1M``."""
     if number is None:

@@ -90,7 +90,7 @@ _ACTS: Mapping[Verb, str] = {
     "read": "look at this",
     "send": "start runs of agents and send messages to them",
     "decide": "decide on calls that wait for approval",
-    "operate": "pause, resume, cancel and change runs and schedules",
+    "operate": "pause, resume, cancel and change runs and schedules, or see the audit trail",
     "admin": "manage tokens, webhooks and what else belongs to the whole service",
 }
 
