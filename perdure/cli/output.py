@@ -303,7 +303,7 @@ def _split_long_line(line: str) -> Iterator[str]:
 # ---
 # How a command fails: one message on stderr, and an exit code that a script can use.
 #
-# 0 done · 1 the run or command failed · 2 usage · 3 not found · 4 no server or worker · 5 an extra is not installed
+# 0 done · 1 the run or command failed · 2 usage · 3 not found · 4 no server or worker · 6 an extra is not installed
 # · 130 interrupted
 
 INTERRUPTED = 130
@@ -313,9 +313,9 @@ _EXIT_CODES = (
     ((StoreError,), 1),
     ((InvalidInputError, DefinitionError), 2),
     ((RunNotFoundError, ScheduleNotFoundError, WebhookNotFoundError), 3),
-    ((MissingExtraError,), 5),
+    ((MissingExtraError,), 6),
     ((RuntimeSetupError,), 4),
-    ((ApprovalForbiddenError,), 6),
+    ((ApprovalForbiddenError,), 5),
 )
 
 

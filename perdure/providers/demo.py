@@ -30,7 +30,7 @@ _TEXT_CHARS = 10_000
 """Most characters of a text that are repeated."""
 _RESULT_CHARS = 2_000
 _CHARS_PER_TOKEN = 4
-_WORD = re.compile(r"[a-z0-9]+")
+_WORD = re.compile(r"[^\W_]+")
 _COMMON_WORDS = frozenset("a an and are at by can do does for from has have i in is it me my of on or please that the this to what with you".split())  # fmt: skip  # noqa: SIM905,E501  # shorter
 
 

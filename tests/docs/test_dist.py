@@ -214,7 +214,7 @@ async def test_the_hint_of_a_missing_extra_is_a_command_that_works(
     venv.create(tmp_path / "env", with_pip=True)
     install(machine, str(dist[0]))
     assert "[demo:tools] refund answered: refunded 12.5 for 77" in await machine.run("python", "support.py")
-    said = await machine.run("perdure", "console", code=5)
+    said = await machine.run("perdure", "console", code=6)
     command = said.partition("hint: Install it: ")[2].strip()
     assert shlex.split(command) == ["pip", "install", f"{dist[0]}[server]"]
     assert set(re.findall(r"[\w-]+", said)) >= {"starlette", "uvicorn", "sse-starlette", "jinja2", "ag-ui-protocol"}

@@ -35,7 +35,7 @@ def test_who_asks_is_refused_by_a_permission_error() -> None:
         payer.call_sync("Pay.", on_approval="approve")
     assert isinstance(refused.value, PermissionError)
     assert not isinstance(refused.value, InvalidInputError)
-    assert get_exit_code(refused.value) == 6
+    assert get_exit_code(refused.value) == 5
 
 
 def test_what_is_no_reply_is_refused_when_the_script_is_made() -> None:

@@ -61,7 +61,7 @@ async def run_without(hidden: Sequence[str], arguments: Sequence[str], folder: P
 async def test_an_extra_of_the_file(arguments: Sequence[str], tmp_path: Path) -> None:
     (tmp_path / "agents.py").write_text(AGENTS)
     done = await run_without(["mcp"], arguments, tmp_path)
-    assert (done.code, "needs the extra 'mcp'" in done.err) == (5, True), done
+    assert (done.code, "needs the extra 'mcp'" in done.err) == (6, True), done
     assert done.err.count("hint: Install it: ") == 1
 
 
@@ -70,7 +70,7 @@ async def test_an_extra_of_the_store(arguments: Sequence[str], tmp_path: Path) -
     done = await run_without(
         ["asyncpg"], arguments, tmp_path, PERDURE_STORE_URL="postgresql://ana:hunter2@db.test/perdure"
     )
-    assert (done.code, "needs the extra 'postgres'" in done.err) == (5, True), done
+    assert (done.code, "needs the extra 'postgres'" in done.err) == (6, True), done
     assert "hunter2" not in done.err
 
 
@@ -79,7 +79,7 @@ async def test_the_extra_server_is_asked_for_once(command: str, tmp_path: Path) 
     """Whichever of its packages is missing: there is one extra, and one message."""
     runs = [run_without([name], [command], tmp_path) for name in (*SERVER_MODULES[:2], SERVER_MODULES[-1])]
     for done in await asyncio.gather(*runs, run_without(SERVER_MODULES, [command], tmp_path)):
-        assert done.code == 5, done
+        assert done.code == 6, done
         assert f"error: `perdure {command}` needs the extra 'server' of perdure, which is not installed" in done.err
         assert re.search(r"hint: Install it: .*\[server\]", done.err)
         assert "Traceback" not in done.err
@@ -96,7 +96,7 @@ async def test_the_models_and_toolsets_of_the_file_are_asked_for_with_it(program
     models, tools = await asyncio.gather(
         run_without(hidden, [program, "models.py"], tmp_path), run_without(hidden, [program, "tools.py"], tmp_path)
     )
-    assert (models.code, tools.code) == (5, 5)
+    assert (models.code, tools.code) == (6, 6)
     assert re.search(r"hint: Install it: .*\[server,openai,anthropic\]", models.err), models.err
     assert re.search(r"hint: Install it: .*\[server,mcp\]", tools.err), tools.err
 
@@ -130,4 +130,4 @@ def test_the_documented_codes_are_those_of_the_errors() -> None:
     own = [kind for kind in iterate(PerdureError) if kind.__module__ == "perdure.errors"]
     codes = {str(get_exit_code(kind("x"))) for kind in own}
     assert {"0", *codes, str(INTERRUPTED)} == set(rows)
-    assert "extra" in rows["5"]
+    assert "extra" in rows["6"]

@@ -114,6 +114,12 @@ async def test_a_message_without_a_word_of_the_tools_calls_none(tools: list[Tool
     assert ("track and refund" in answer) == bool(tools)
 
 
+async def test_words_of_any_language_are_compared() -> None:
+    spec = ToolSpec("storno", "Eine Überweisung zurückholen.", {"type": "object", "properties": {}})
+    completed = await reply("tools", Message.user("Bitte die überweisung!"), tools=[track.spec, spec])
+    assert [call.name for call in Message(role="assistant", parts=completed.parts).tool_calls] == ["storno"]
+
+
 class Verdict(BaseModel):
     order_id: str
     amount: float
