@@ -169,6 +169,7 @@ async def test_live_blocks_and_a_reader_that_was_cut_off(engine: Engine) -> None
         over = await browser.http.get(live, headers={"accept": "text/event-stream", "last-event-id": str(numbers[-1])})
         assert over.status_code == 204
 
+
 def test_a_model_has_one_name_before_and_after_its_reply() -> None:
     at: Any = {"context_id": "c", "task_id": "t", "iteration": 1}
     transcript = Transcript()
@@ -180,7 +181,6 @@ def test_a_model_has_one_name_before_and_after_its_reply() -> None:
     assert reply.model == "openai:gpt-5-mini"
     transcript.add(ModelCompleted(seq=3, model="gpt-5-nano", text="Hi.", **at | {"iteration": 2}))
     assert [block.model for block in transcript.blocks.values() if isinstance(block, ReplyBlock)][-1] == "gpt-5-nano"
-
 
 
 def test_a_reply_as_it_is_written_retracted_and_complete() -> None:
