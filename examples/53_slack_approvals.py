@@ -60,7 +60,7 @@ async def ask_in_slack(request: Request) -> Response:
     if event["type"] != "approval.requested":
         return Response(status_code=204)
     call = event["data"]
-    value = json.dumps({"run": call["context_id"], "call": call["call_id"], "hash": call["hash"]})
+    value = json.dumps({"run": call["run_id"], "call": call["call_id"], "hash": call["hash"]})
     buttons = [
         {"type": "button", "action_id": name, "text": {"type": "plain_text", "text": name.title()}, "value": value}
         for name in ("approve", "deny")

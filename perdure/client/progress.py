@@ -165,7 +165,7 @@ async def describe_missing_worker(client: ClientHandle, run: WorkflowExecutionDe
         error = await build_no_worker_error(client, run, UNANSWERED_SECONDS)
     except (PerdureError, RPCError):  # the server is asked for a detail
         return missing
-    return f"{missing}: {error.message}. {error.hint}"
+    return join_sentences(f"{missing}: {error.message}", error.hint)
 
 
 async def refuse_without_worker(run: RunHandle, sending: Coroutine[Any, Any, T]) -> T:
