@@ -13,6 +13,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from ..loop.finish import REMINDER_ID, build_output
+from ..ports.run_lists import summarize_text
 from ..ports.store import ERROR_CHARS, FIRST_MESSAGE_CHARS, RunRow, TurnRow
 from ..ports.usage import UsageRow
 from ..types.interface import Response
@@ -83,12 +84,6 @@ def summarize_first_message(messages: Iterable[Message]) -> str | None:
             if summary := summarize_text(text, FIRST_MESSAGE_CHARS):
                 return summary
     return None
-
-
-def summarize_text(text: str, chars: int) -> str:
-    """Return ``text`` on one line, of at most ``chars`` characters."""
-    line = " ".join(clean_text(text[: 20 * chars]).split())
-    return line if len(line) <= chars else f"{line[: chars - 1]}…"
 
 
 _MAX_TOKENS = 2**63 - 1

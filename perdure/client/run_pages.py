@@ -293,6 +293,10 @@ class _NewestPager:
         summarized = await gather_bounded(lambda pair: self._summarize_pair(*pair), [*pairs, *pairs_of_others])
         listed = [pair for pair in summarized if pair is not None]
         refined = await refine_states(self._client, [run for _, run in listed])
+        known = {row.context_id for row in rows}
+        added = await add_recorded_texts(self._client, [run for run in refined if run.id not in known])
+        texts = {run.id: run for run in added}
+        refined = [texts.get(run.id, run) for run in refined]
         states = zip([place for place, _ in listed], refined, strict=True)
         return [(place, run) for place, run in (*recorded, *states) if self._is_wanted(run)]
 

@@ -62,11 +62,17 @@ async def add_recorded_texts(client: ClientHandle, runs: Sequence[RunSummary]) -
     if client.store_url is None or not runs:
         return list(runs)
     try:
-        rows = await (await client.store()).get_runs([run.id for run in runs])
+        store = await client.store()
+        rows = await store.get_runs([run.id for run in runs])
+        unrecorded = [run.id for run in runs if run.id not in rows]
+        first = await store.find_first_messages(unrecorded) if unrecorded else {}
     except StoreError as error:  # a list without words is better than none
         logger.warning("the texts of runs cannot be read from the store: %s", error.message)
         return list(runs)
-    return [run if (row := rows.get(run.id)) is None else copy_texts(run, row) for run in runs]
+    return [
+        replace(run, first_message=first.get(run.id)) if (row := rows.get(run.id)) is None else copy_texts(run, row)
+        for run in runs
+    ]
 
 
 def copy_texts(run: RunSummary, row: RunRow) -> RunSummary:

@@ -187,7 +187,7 @@ async def _count_waiting(page: Page) -> Waiting:
         if cursor is None or len(calls) >= COUNTED:
             break
     kinds, more = Counter(call.kind for call in calls), cursor is not None
-    labels = {"approval": "approvals", "question": "answers", "callback": "results of clients"}
+    labels = {"approval": "for approval", "question": "for an answer", "callback": "for a client"}
     causes = [
         Cause(labels[kind], number, f"{page.base}/inbox?{urlencode({'kind': kind})}", more)
         for kind, number in kinds.most_common()

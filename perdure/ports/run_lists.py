@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
+from ..types.messages import clean_text
+
 SCANNED_RUNS = 5000
 """Runs that one search looks at: a page that finds too few says where the next one continues."""
 MAX_WORDS = 8
@@ -50,3 +52,9 @@ def encode_words(search: str | None) -> str | None:
     for mark in ("\\", "%", "_"):
         words = [word.replace(mark, f"\\{mark}") for word in words]
     return json.dumps(dict.fromkeys(words, 1)) if words else None
+
+
+def summarize_text(text: str, chars: int) -> str:
+    """Return ``text`` on one line, of at most ``chars`` characters."""
+    line = " ".join(clean_text(text[: 20 * chars]).split())
+    return line if len(line) <= chars else f"{line[: chars - 1]}…"

@@ -443,6 +443,10 @@ class Runs(Protocol):
         ``after``: ``created_at`` and ``context_id`` of that place. A search looks at ``SCANNED_RUNS`` rows at most, so
         a page may have fewer than ``limit`` rows before the end."""
 
+    async def find_first_messages(self, context_ids: Sequence[str]) -> dict[str, str]:
+        """Return the beginning of the first message of root runs that have no row yet, by their first events, as
+        ``first_message``; those without one are left out."""
+
     async def count_failures(
         self,
         since: str,

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from ..ports.run_lists import SCANNED_RUNS, FailureCount, RunFilter, encode_words
-from ..ports.store import RunRow, TurnRow
+from ..ports.run_lists import SCANNED_RUNS, FailureCount, RunFilter, encode_words, summarize_text
+from ..ports.store import FIRST_MESSAGE_CHARS, RunRow, TurnRow
 from ..types.run_ids import build_run_id_error
-from .schema import Database, Tables, encode_sessions, shorten_key, split_keys
+from .schema import Database, Tables, as_bytes, encode_sessions, shorten_key, split_keys
 from .statements import load_statements
 
 SQL = load_statements("runs")
@@ -121,6 +122,16 @@ class ListTables(Tables):
             return rows, None
         end = await self._select_rows(SQL.find_scan_end, **values, skipped=scan - 1)
         return rows, (end[0][0], end[0][1]) if end else None
+
+    async def find_first_messages(self, context_ids: Sequence[str]) -> dict[str, str]:
+        """See :class:`perdure.ports.store.Runs`."""
+        found: dict[str, str] = {}
+        for keys in split_keys(context_ids):
+            for name, body in await self._select_rows(SQL.find_first_messages, keys=keys):
+                content = json.loads(as_bytes(body)).get("content")
+                if isinstance(content, str) and (text := summarize_text(content, FIRST_MESSAGE_CHARS)):
+                    found.setdefault(name, text)
+        return found
 
     async def count_failures(
         self,

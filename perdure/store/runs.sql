@@ -104,6 +104,12 @@ WHERE true
 ORDER BY created_at DESC, runs.context_id DESC
 LIMIT 1 OFFSET :skipped
 
+-- name: find_first_messages
+-- Among the first events of root runs: for those that have no row yet.
+SELECT context_id, body FROM events
+WHERE context_id IN (:keys) AND seq <= 8 AND child IS NULL AND type = 'message.injected'
+ORDER BY context_id, seq
+
 -- name: count_failures
 -- By error, the most frequent first. `sessions`: as of sum_usage.
 SELECT error_type, count(*), max(updated_at) FROM runs

@@ -97,7 +97,7 @@ async def test_sessions_in_pages(engine: Engine) -> None:
         await eventually(partial(_lists, mine, names(), agent=name, limit=1))
         assert sorted(await ids_of(theirs, agent=name, limit=1)) == sorted([*made["acme"], *made["other"]])
         assert sorted(await ids_of(http, agent=name, status="completed")) == sorted({*everything} - {session.id})
-        assert await ids_of(http, agent=name, status="running") == [session.id]
+        assert await ids_of(http, agent=name, status="open") == [session.id]
         assert sorted(await ids_of(http, agent=name, tenant="other", user="u", limit=1)) == sorted(made["other"])
         assert await ids_of(http, agent=name, tenant="other", user="v") == []
         assert await ids_of(mine, agent=name, tenant="other") == []

@@ -78,7 +78,7 @@ async def test_what_is_held_up_is_counted_by_its_cause(engine: Engine) -> None:
 
     agent = Agent(payer(engine), ScriptedProvider(fail))
     async with engine.served(agent) as client, console(client) as opened:
-        run = await client.start(agent.name, "Go", id=name_of(engine, "held"))
+        run = await client.start(agent.name, "Pay INV-8", id=name_of(engine, "held"))
         browser = opened.browse()
 
         async def is_counted() -> bool:
@@ -91,6 +91,8 @@ async def test_what_is_held_up_is_counted_by_its_cause(engine: Engine) -> None:
         for href in links:
             assert list(await read_rows(browser, href.removeprefix("/console"))) == [run.id]
         assert await read_rows(browser, "/runs?status=held_up&error=ToolError") == {}
+        for query in ("?status=held_up", f"?agent={agent.name}"):
+            assert "Pay INV-8" in (await browser.open(f"/runs{query}")).text, "before the first reply, too"
         await run.terminate("the test is over")
 
 

@@ -10,7 +10,7 @@ import pytest
 from perdure.ports.run_lists import RunFilter
 from perdure.ports.store import Commit, EventBatch, NewEvent, RunRow, Store, build_batch_token
 from perdure.ports.waits import RunWaits
-from perdure.types.events import ApprovalRequested, LimitReached, ModelStarted, QuestionAsked
+from perdure.types.events import ApprovalRequested, LimitReached, MessageInjected, ModelStarted, QuestionAsked, RunEvent
 from perdure.types.subagents import Lineage, PathStep
 
 T1, T2, T3 = (f"2026-01-01T00:00:0{n}.000000+00:00" for n in (1, 2, 3))
@@ -169,3 +169,14 @@ async def test_failures_are_counted_by_their_error(store: Store) -> None:
     last = (await store.get_run("e/1")).updated_at  # type: ignore[union-attr]  # it was written
     assert await count(last) == [("ToolError", 1)]
     assert await search(store, error="ToolError", updated_from=last) == ["e/1"]
+
+
+async def test_the_first_message_of_a_run_without_a_row(store: Store) -> None:
+    long = f"Pay\n {'x' * 300}"
+    for name, events in (
+        ("a", [RunEvent(state="started"), MessageInjected(content=long), MessageInjected(content="later")]),
+        ("b", [RunEvent(state="started")]),
+    ):
+        await store.append(EventBatch(name, [NewEvent(event) for event in events], build_batch_token(T1, 1)))
+    assert await store.find_first_messages(["a", "b", "unknown"]) == {"a": f"Pay {'x' * 195}…"}
+    assert await store.find_first_messages([]) == {}
