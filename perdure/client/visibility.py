@@ -376,7 +376,7 @@ async def build_run_summary(client: ClientHandle, execution: WorkflowExecution) 
         tenant=labels.get("tenant"),
         user=labels.get("user"),
         execution=execution.run_id,
-        store_id=await read_store_memo(execution),
+        store_id=await read_store_memo(execution) if execution.close_time is None else None,
         is_indexed=indexed_status is not None,
     )
 

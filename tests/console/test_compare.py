@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -15,6 +16,7 @@ from perdure.console.texts import mark_changes
 from perdure.testing import ScriptedProvider, call
 from perdure.types.messages import Usage
 from tests.console.test_hostile import TEXT, check_page
+from tests.console.test_run import script, served
 from tests.support.engine import Engine
 from tests.support.pages import Console, console
 from tests.support.web import make_caller
@@ -173,3 +175,24 @@ async def test_hostile_texts_side_by_side(engine: Engine) -> None:
 )
 def test_words_that_differ_are_marked(old: str, new: str, expected: tuple[str, str] | None) -> None:
     assert mark_changes(old, new) == expected
+
+
+async def test_the_comparison_has_the_figures_of_the_runs_own_pages(engine: Engine) -> None:
+    helper = Agent("helper", ScriptedProvider(lambda _: "I looked."))
+    boss = Agent("boss", script(call("call_helper", task="Look"), "Done."), subagents=[helper])
+    async with served(engine, boss, helper) as (client, opened):
+        runs = [await client.start("boss", f"Go {n}.", id=f"team-{n}") for n in range(2)]
+        for run in runs:
+            await run.result()
+        browser = opened.browse()
+        own = []
+        for run in runs:
+            page = await browser.open(f"/runs/{run.id}")
+            found = re.search(r"Tokens (\d+) · \d+ in, \d+ out · with subagents", page.squeeze())
+            assert found is not None
+            own.append(found[1])
+        page = await browser.open(f"/compare?left={runs[0].id}&right={runs[1].id}")
+        whole = page.squeeze().partition("The whole runs, tokens and cost with their subagents")[2]
+        assert re.search(r"Tokens (\d+) (\d+)", whole).groups() == tuple(own)  # type: ignore[union-attr]  # else it fails
+        usage = (await browser.http.get("/v1/usage?group=run")).json()
+        assert sorted(row["input_tokens"] + row["output_tokens"] for row in usage["data"]) == sorted(map(int, own))

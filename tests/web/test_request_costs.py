@@ -174,7 +174,7 @@ async def test_a_page_of_sessions_is_one_listing(engine: Engine) -> None:
         await (await client.send("echo", "two", id="s0", tenant="t")).result()  # of this one there are two executions
         page = await read(http, "/sessions")
         assert sorted(row["id"] for row in page["data"]) == [f"@t/s{n}" for n in range(5)]
-        assert {row["status"] for row in page["data"]} == {"running"}
+        assert {row["status"] for row in page["data"]} == {"idle"}
         assert {row["tenant"] for row in page["data"]} == {"t"}
         assert service.take() == {LIST: 1}
 
