@@ -66,7 +66,7 @@ async def ask_in_slack(request: Request) -> Response:
         for name in ("approve", "deny")
     ]
     arguments = json.dumps(call["arguments"], ensure_ascii=False)[:2000] if call.get("arguments") else "(long)"
-    text = f"{call['agent']} asks for approval: {call['tool']} {arguments}"
+    text = f"{call['agent']} asks for approval: {call['summary'] or call['tool']}\n{arguments}"
     blocks = [
         {"type": "section", "text": {"type": "plain_text", "text": text}},
         {"type": "actions", "elements": buttons},

@@ -196,13 +196,17 @@ class ShownWait:
     separate: bool = False
     subagent: str = ""
     """The agent of the subagent whose call it is."""
+    summary: str = ""
 
 
 async def _list_waits(page: Page, status: Status | None) -> list[ShownWait]:
     """List what waits: of the run as it says itself, else as the store has it, as what waits in the runs below it."""
     run_id, resource = page.call.params["id"], page.call.resource or Resource("session")
     own = None if status is None else [
-        ShownWait(run_id, one.call_id, one.kind, one.tool, one.hash, one.expires, one.on_expiry, one.separate)
+        ShownWait(
+            *(run_id, one.call_id, one.kind, one.tool, one.hash, one.expires, one.on_expiry, one.separate),
+            summary=one.summary,
+        )
         for one in status.approvals
     ]  # fmt: skip
     found = list(own or ())
@@ -216,6 +220,7 @@ async def _list_waits(page: Page, status: Status | None) -> list[ShownWait]:
                 ShownWait(
                     *(row.context_id, row.call_id, row.kind, row.tool, row.hash, row.expires_at, None),
                     subagent=subagent,
+                    summary=row.summary,
                 )
             )
     return found

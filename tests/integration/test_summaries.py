@@ -8,10 +8,13 @@ from pydantic import BaseModel
 
 from perdure import Agent, Approval, ToolContext, callback_tool, tool
 from perdure.cli.approvals import _format_pending_call
+from perdure.cli.chat.requests import PendingRequests
+from perdure.client.decisions import RunWait
 from perdure.client.inbox import list_pending_calls_of_run
 from perdure.ports.toolset import ListedTool, Toolset
 from perdure.testing import ScriptedProvider, call
 from perdure.tools.approvals import ask
+from perdure.types.approvals import WaitingCall
 from tests.console.test_access import wait_for_waits
 from tests.support.engine import Engine
 from tests.support.pages import console
@@ -110,6 +113,16 @@ async def test_one_summary_everywhere(engine: Engine) -> None:
         assert lines["pay"][0].endswith(f"desk: {summaries['pay']}")
         assert lines["pay"][1].startswith("    pay(")
         assert "refund(" in lines["refund"][0], "a summary that says no more than the call is not printed beside it"
+
+
+def test_a_question_on_a_terminal_has_the_summary() -> None:
+    waiting = WaitingCall(
+        call_id="call_1", name="pay", arguments={"amount": 3}, hash="h", summary="Pay \u2068“\u05d0”\u2069: 3 \x1b[2J"
+    )
+    requests = PendingRequests("run-1")
+    lines = list(requests.update([RunWait("run-1", waiting)], {}))
+    assert lines[:2] == ["? Pay “\u05d0”: 3 \\x1b[2J  call_1", "  pay(amount=3)"]
+    assert (requests.format_prompt() or "").startswith("approve Pay “\u05d0”: 3 \\x1b[2J (call_1)?")
 
 
 async def test_a_list_says_which_separate_calls_are_ones_own(engine: Engine) -> None:
