@@ -44,6 +44,7 @@ from .decisions import (
     find_waiting_tool,
     parse_item,
 )
+from .event_window import add_stored_parts, read_first_message, read_window
 from .forms import (
     Field,
     build_answer_fields,
@@ -60,7 +61,7 @@ from .forms import (
 )
 from .pages import HEADERS, Page, PageRoute
 from .sign_ins import may_sign_in
-from .transcript import CallBlock, Transcript, add_stored_parts, read_first_message, read_window
+from .transcript import CallBlock, Transcript
 
 FILTERS = ("agent", "kind", "tool", "tenant", "user", "text", "order", "group")
 ROWS = 50

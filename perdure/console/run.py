@@ -42,23 +42,12 @@ from ..web.sse import RECONNECT_MS, EventStream, encode_event, encode_frame, par
 from .attempts import describe_links
 from .compare import find_origin
 from .decisions import STATUS_SECONDS
+from .event_window import Window, add_nodes, add_stored_parts, add_texts, logger, read_window
 from .forms import find_tool, summarize_changed
 from .inbox import count_pending
 from .pages import HEADERS, Page, PageRoute, build_context, build_templates
 from .texts import render_in_thread
-from .transcript import (
-    Block,
-    CallBlock,
-    NoteBlock,
-    ReplyBlock,
-    Transcript,
-    Window,
-    add_nodes,
-    add_stored_parts,
-    add_texts,
-    logger,
-    read_window,
-)
+from .transcript import Block, CallBlock, NoteBlock, ReplyBlock, Transcript
 from .waterfall import build_waterfall
 
 PATIENT_SECONDS = 8.0

@@ -15,8 +15,9 @@ from pydantic import BaseModel
 
 from perdure import Agent, Approval, Client, File, Limits, tool
 from perdure.client.visibility import read_pending_memo
+from perdure.console.event_window import read_window
 from perdure.console.texts import render_time
-from perdure.console.transcript import CallBlock, ReplyBlock, Transcript, read_window
+from perdure.console.transcript import CallBlock, ReplyBlock, Transcript
 from perdure.console.waterfall import build_waterfall
 from perdure.errors import RateLimitError
 from perdure.ports.model import Completed, ModelRequest, StreamEvent, TextDelta, ThinkingDelta
