@@ -25,7 +25,7 @@ from ..ports.bulk_actions import BulkOutcome, BulkRunRow, BulkState, BulkVerb
 from ..types.messages import RUN_ID_CHARS
 from .auth import Resource, get_list_scope
 from .lists import Instant, PageQuery, RunsQuery, build_run_filters
-from .operations import Call, Input, Operation
+from .operations import Call, Empty, Input, Operation
 from .problems import NotFoundError
 
 TAG = "bulk-actions"
@@ -123,10 +123,6 @@ class BulkRunList(BaseModel):
 
     data: list[BulkRunAnswer]
     cursor: str | None = None
-
-
-class Empty(Input):
-    """Nothing."""
 
 
 def build_bulk_filter(call: Call, body: BulkFilterBody) -> BulkFilter:

@@ -75,6 +75,10 @@ class Input(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
 
+class Empty(Input):
+    """A body without fields."""
+
+
 @dataclass(frozen=True)
 class Web:
     """What the routes work with: one client, and the two hooks that decide who may do what."""

@@ -13,7 +13,7 @@ from ..errors import WebhookNotFoundError
 from ..ports.webhooks import DeliveryRow, DeliveryState
 from ..types.messages import NAME_CHARS, RUN_ID_CHARS
 from .auth import Resource, get_list_scope
-from .operations import Call, Handler, Input, Method, Operation
+from .operations import Call, Empty, Handler, Input, Method, Operation
 from .problems import ForbiddenError
 
 TAG = "webhooks"
@@ -47,10 +47,6 @@ class Rotation(Input):
 
     keep: float | str = "24h"
     """For how long requests are also signed with the secrets before: seconds, or text like ``24h``."""
-
-
-class Empty(Input):
-    """A body without fields."""
 
 
 class PageQuery(Input):
