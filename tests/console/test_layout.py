@@ -39,7 +39,7 @@ async def test_no_page_is_wider_than_its_window(engine: Engine, scheme: Literal[
             for width in (1280, 390):
                 window = await at.open(address, color_scheme=scheme, viewport={"width": width, "height": 860})
                 page = window.page
-                await page.wait_for_timeout(150)
+                await page.evaluate("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
                 if found := await page.evaluate(FIND_OVERFLOW):
                     wide[f"{name} {width}"] = found
                 await page.evaluate("scrollTo(0, 0)")
