@@ -31,7 +31,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup venv server demo test test-all cluster cluster-test lint types fmt check docs pictures bench lock outdated clean
+.PHONY: help setup venv server demo test test-all cluster cluster-test lint types fmt check docs pictures bench dist lock outdated clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' Makefile
@@ -135,6 +135,7 @@ lint: venv ## style, types, imports, lengths, determinism, small modules, words,
 	$(PY) scripts/lint_rules.py
 	$(PY) scripts/lint_words.py
 	$(PY) scripts/reference.py --check
+	$(PY) scripts/faults.py --check
 
 # A lock and a stamp of its own: basedpyright brings Node along, which nothing else needs.
 $(VENV)/.types: $(TYPES) $(VENV)/.lock
@@ -149,6 +150,7 @@ fmt: venv ## format, fix what ruff can fix, write the API reference
 	$(VENV)/bin/ruff format .
 	$(VENV)/bin/ruff check --fix .
 	$(PY) scripts/reference.py
+	$(PY) scripts/faults.py
 	$(PY) scripts/lint_rules.py --write
 
 check: lint test ## lint, then test: before a commit
@@ -164,6 +166,11 @@ pictures: setup ## draw docs/pictures, and record `perdure demo` for it
 
 bench: setup $(VENV)/.postgres $(if $(PEERS),$(VENV)/.peers) ## perdure against bare Temporal, as ratios; PEERS=1: other frameworks, too
 	@$(PY) -m benchmarks $(ARGS)
+
+# Times in both are fixed (or SOURCE_DATE_EPOCH), so the same files make the same bytes.
+dist: venv ## a wheel and a source archive, into dist
+	@rm -rf dist
+	@$(PY) -m hatchling build -d dist
 
 lock: venv ## resolve requirements/*.txt anew (ARGS=--upgrade to raise versions)
 	@$(PY) scripts/locks.py $(ARGS)

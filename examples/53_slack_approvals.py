@@ -16,7 +16,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 from urllib.parse import parse_qs
 
-import httpx
+import httpx2
 from starlette.applications import Starlette
 from starlette.background import BackgroundTask
 from starlette.requests import Request
@@ -60,20 +60,20 @@ async def ask_in_slack(request: Request) -> Response:
     if event["type"] != "approval.requested":
         return Response(status_code=204)
     call = event["data"]
-    value = json.dumps({"run": call["context_id"], "call": call["call_id"], "hash": call["hash"]})
+    value = json.dumps({"run": call["run_id"], "call": call["call_id"], "hash": call["hash"]})
     buttons = [
         {"type": "button", "action_id": name, "text": {"type": "plain_text", "text": name.title()}, "value": value}
         for name in ("approve", "deny")
     ]
     arguments = json.dumps(call["arguments"], ensure_ascii=False)[:2000] if call.get("arguments") else "(long)"
-    text = f"{call['agent']} asks for approval: {call['tool']} {arguments}"
+    text = f"{call['agent']} asks for approval: {call['summary'] or call['tool']}\n{arguments}"
     blocks = [
         {"type": "section", "text": {"type": "plain_text", "text": text}},
         {"type": "actions", "elements": buttons},
     ]
     message = {"channel": os.environ["SLACK_CHANNEL"], "text": text, "blocks": blocks}
     token = {"authorization": f"Bearer {os.environ['SLACK_TOKEN']}"}
-    async with httpx.AsyncClient(timeout=10) as http:
+    async with httpx2.AsyncClient(timeout=10) as http:
         answer = await http.post(f"{SLACK_API}/chat.postMessage", json=message, headers=token)
     return Response(status_code=204 if answer.is_success and answer.json().get("ok") else 502)
 
@@ -102,7 +102,7 @@ async def decide(client: Client, click: dict[str, Any]) -> None:
 
 
 async def reply(click: dict[str, Any], message: dict[str, Any]) -> None:
-    async with httpx.AsyncClient(timeout=10) as http:
+    async with httpx2.AsyncClient(timeout=10) as http:
         await http.post(click["response_url"], json=message)
 
 

@@ -45,7 +45,7 @@ def write_mail(message_id: str, call: dict[str, Any]) -> EmailMessage:
     mail = EmailMessage()
     mail["From"], mail["To"] = sender, os.environ["MAIL_TO"]
     # A tool's name is the model's text: no line break of it may begin another header.
-    mail["Subject"] = " ".join(f"{call['agent']} asks for approval: {call['tool']}".split())[:200]
+    mail["Subject"] = " ".join(f"{call['agent']} asks for approval: {call['summary'] or call['tool']}".split())[:200]
     # An event that is delivered twice is the same mail: the reader's program shows it once.
     mail["Message-ID"] = f"<{message_id}@{sender.rpartition('@')[2]}>"
     arguments = json.dumps(call["arguments"], ensure_ascii=False, indent=2) if call.get("arguments") else "(long)"

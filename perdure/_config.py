@@ -5,9 +5,11 @@ from __future__ import annotations
 import getpass
 import os
 import re
+import string
 import uuid
 from contextlib import suppress
 from fnmatch import fnmatchcase
+from urllib.parse import urlsplit
 
 from . import events
 from .embedded.home import current_home, named_store
@@ -100,6 +102,65 @@ def get_public_url() -> str | None:
     return os.environ.get("PERDURE_PUBLIC_URL", "").rstrip("/") or None
 
 
+_UI_HINT = "For instance https://temporal.example.com."
+
+
+def get_temporal_ui() -> str | None:
+    """Return ``PERDURE_TEMPORAL_UI``, the URL of Temporal's UI, without a slash at its end. Raises
+    ``RuntimeSetupError`` for another value."""
+    value = os.environ.get("PERDURE_TEMPORAL_UI", "").strip().rstrip("/")
+    if value:
+        _check_page_url("PERDURE_TEMPORAL_UI", value, _UI_HINT)
+        if "?" in value or "#" in value:
+            raise RuntimeSetupError(f"PERDURE_TEMPORAL_UI is {value[:80]!r}, which has a query", hint=_UI_HINT)
+    return value or None
+
+
+LOG_URL_FIELDS = ("run", "execution", "activity", "attempt", "worker", "from", "until", "from_ms", "until_ms")
+"""Placeholders of ``PERDURE_LOG_URL``."""
+_LOG_URL_HINT = (
+    "For instance https://logs.example.com/?q={worker}&from={from_ms}&to={until_ms}; placeholders: "
+    + ", ".join(f"{{{name}}}" for name in LOG_URL_FIELDS)
+    + "."
+)
+
+
+def get_log_url() -> str | None:
+    """Return ``PERDURE_LOG_URL``, the URL of the log lines of an attempt, with the placeholders ``LOG_URL_FIELDS``.
+
+    Raises ``RuntimeSetupError`` for another value, for an unknown placeholder, and for one in the host.
+    """
+    value = os.environ.get("PERDURE_LOG_URL", "").strip()
+    if not value:
+        return None
+    _check_page_url("PERDURE_LOG_URL", value, _LOG_URL_HINT)
+    try:
+        fields = list(string.Formatter().parse(value))
+    except ValueError as error:
+        raise RuntimeSetupError(f"PERDURE_LOG_URL is {value[:80]!r}: {error}", hint=_LOG_URL_HINT) from None
+    for _, name, form, conversion in fields:
+        if name is not None and (name not in LOG_URL_FIELDS or form or conversion):
+            raise RuntimeSetupError(
+                f"PERDURE_LOG_URL has the placeholder {{{name[:40]}}}, which it does not know", hint=_LOG_URL_HINT
+            )
+    return value
+
+
+def _check_page_url(variable: str, value: str, hint: str) -> None:
+    """Raise ``RuntimeSetupError`` unless ``value`` is a URL of http or https with a host."""
+    try:
+        parts = urlsplit(value)
+        host = parts.hostname
+        parts.port  # noqa: B018  # raises for a wrong one
+    except ValueError:
+        parts, host = urlsplit(""), None
+    is_printable = value.isprintable() and not any(character.isspace() for character in value)
+    if parts.scheme not in ("http", "https") or not host or set("{}") & set(parts.netloc) or not is_printable:
+        raise RuntimeSetupError(f"{variable} is {value[:80]!r}, which is not a URL of http or https", hint=hint)
+    if parts.username or parts.password:
+        raise RuntimeSetupError(f"{variable} has a user or a password, which every visitor would see", hint=hint)
+
+
 def get_health_address() -> str | None:
     """Return ``PERDURE_HEALTH_ADDRESS``, the ``[HOST:]PORT`` of the health endpoint of ``perdure worker``."""
     return os.environ.get("PERDURE_HEALTH_ADDRESS") or None
@@ -139,9 +200,9 @@ def is_uvloop_wanted(*, is_installed: bool) -> bool:
             hint="Leave it out: uvloop is used where it is installed.",
         )
     if value == "uvloop" and not is_installed:
-        raise RuntimeSetupError(
-            "PERDURE_EVENT_LOOP is uvloop, which is not installed", hint="pip install 'perdure[uvloop]'"
-        )
+        from ._installation import build_missing_extra_error
+
+        raise build_missing_extra_error("PERDURE_EVENT_LOOP=uvloop", "uvloop", module="uvloop")
     return is_installed and value != "asyncio"
 
 

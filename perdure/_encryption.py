@@ -153,9 +153,9 @@ def _build_cipher(key: EncryptionKey) -> Any:
     try:
         from cryptography.hazmat.primitives.ciphers.aead import AESGCM
     except ImportError:
-        raise RuntimeSetupError(
-            "auth_context needs the package cryptography", hint='pip install "perdure[encryption]"'
-        ) from None
+        from ._installation import build_missing_extra_error
+
+        raise build_missing_extra_error("auth_context", "encryption", module="cryptography") from None
     return AESGCM(key.secret)
 
 

@@ -128,7 +128,24 @@ class AllowList:
 
     def has_address(self, address: Address) -> bool:
         """Whether the address is in one of the networks."""
-        return any(address.version == network.version and address in network for network in self.networks)
+        return bool(self._list_networks(address))
+
+    def find_allowance(self, endpoint: Endpoint, addresses: Iterable[str]) -> str:
+        """Return the entries by which an endpoint with these addresses may be reached, as text for :meth:`parse`; ""
+        for one that needs none."""
+        if endpoint.host in self.hosts:
+            return endpoint.host
+        checked = [ipaddress.ip_address(text) for text in addresses]
+        needed = [address for address in checked if not (endpoint.is_https and is_public(address))]
+        networks = [str(network) for address in needed for network in self._list_networks(address)]
+        return ",".join(dict.fromkeys(networks))
+
+    def _list_networks(self, address: Address) -> list[ipaddress.IPv4Network | ipaddress.IPv6Network]:
+        return [network for network in self.networks if address.version == network.version and address in network]
+
+
+class EndpointForbiddenError(InvalidInputError):
+    """The URL of a webhook leads to what it may not reach: not public, or plain HTTP. It is not tried again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,8 +198,8 @@ async def resolve_host(host: str, port: int) -> list[str]:
 async def find_addresses(endpoint: Endpoint, allow: AllowList, resolve: Resolve = resolve_host) -> list[str]:
     """Resolve the host of the endpoint, and check every address.
 
-    Raises ``InvalidInputError`` if it cannot be resolved, if one address is not public, or for plain HTTP, unless the
-    allow-list has the host or the addresses.
+    Raises ``InvalidInputError`` if it cannot be resolved, ``EndpointForbiddenError`` if one address is not public, or
+    for plain HTTP, unless the allow-list has the host or the addresses.
     """
     try:
         found = await resolve(endpoint.host, endpoint.port)
@@ -196,13 +213,13 @@ async def find_addresses(endpoint: Endpoint, allow: AllowList, resolve: Resolve 
     refused = [address for address in addresses if not allow.has_address(address)]
     if not refused:
         return found
-    hint = "PERDURE_WEBHOOK_ALLOW names hosts and networks that webhooks may reach nevertheless."
+    hint = "Create it where PERDURE_WEBHOOK_ALLOW names its host or network: that is kept with it, for all workers."
     if private := [address for address in refused if not is_public(address)]:
-        raise InvalidInputError(
+        raise EndpointForbiddenError(
             f"the host {endpoint.host[:100]} has the address {private[0]}, which is not public", hint=hint
         )
     if not endpoint.is_https:
-        raise InvalidInputError("the URL of a webhook is https: the body has what agents do", hint=hint)
+        raise EndpointForbiddenError("the URL of a webhook is https: the body has what agents do", hint=hint)
     return found
 
 
@@ -295,7 +312,7 @@ def build_event_body(event: Event, task: WebhookTask, public_url: str | None) ->
     ``public_url`` is that of the application with the page for decisions, which the link of a waiting call leads to.
     """
     data: dict[str, Any] = {
-        "context_id": event.context_id,
+        "run_id": event.context_id,
         "root": task.stream,
         "task_id": event.task_id,
         "agent": task.agent,

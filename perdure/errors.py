@@ -29,6 +29,7 @@
     ├── RunNotFoundError · RunOpenError · RunClosedError · RunStuckError
     ├── ScheduleNotFoundError · ScheduleExistsError · WebhookNotFoundError
     ├── ApprovalPendingError · ApprovalExpiredError · ApprovalDecidedError
+    ├── ApprovalForbiddenError (also PermissionError)    who requested a call cannot approve it
     ├── ProviderError                            the model's API; ``retryable`` says whether to try again
     │   ├── AuthenticationError · PermissionDeniedError · ModelNotFoundError · BadRequestError
     │   ├── ContextLengthError · ContentFilterError
@@ -43,6 +44,7 @@
     │   ├── TranscriptCorruptedError             a node is missing or altered; the run pauses
     │   └── TranscriptUnavailableError           the client was given no store
     └── RuntimeSetupError
+        ├── MissingExtraError                    an extra of perdure is not installed
         ├── ServerNotFoundError · ServerStartError
         ├── ServerUnreachableError (also ConnectionError)
         ├── ThreadsLostError                     authors' functions that never return hold a worker's threads
@@ -56,7 +58,26 @@ An error that crosses Temporal keeps its class: it travels as ``ApplicationError
 from __future__ import annotations
 
 import math
+import re
 import sys
+
+_COMMAND = re.compile(r"(?:^|: )(?:\S*/)?(?:pip|pipx|uv|make|export|perdure|temporal) .*$")
+"""A command at the end of a text."""
+
+
+def end_sentence(text: str) -> str:
+    """Return ``text`` with a full stop, unless it ends as a sentence does, or with a command to be copied."""
+    text = text.rstrip()
+    is_whole = (
+        not text or text.rstrip("\"'`)\u201d").endswith((".", "!", "?", "…")) or _COMMAND.search(text) is not None
+    )
+    return text if is_whole else f"{text}."
+
+
+def join_sentences(*texts: str | None) -> str:
+    """Join texts, such as an error and its hint, into one line of sentences. All that is shown of both in one place
+    comes from here, or from ``str(error)``, which has them in two lines."""
+    return " ".join(end_sentence(text) for text in texts if text and text.strip())
 
 
 class PerdureError(Exception):
@@ -71,7 +92,7 @@ class PerdureError(Exception):
         self.hint = hint
 
     def __str__(self) -> str:
-        return f"{self.message}\n{self.hint}" if self.hint else self.message
+        return f"{end_sentence(self.message)}\n{end_sentence(self.hint)}" if self.hint else self.message
 
 
 class DefinitionError(PerdureError, TypeError):
@@ -257,6 +278,10 @@ class ApprovalDecidedError(PerdureError):
     """The call was already decided or answered."""
 
 
+class ApprovalForbiddenError(PerdureError, PermissionError):
+    """The call needs an approver other than its requester (``Approval(separate=True)``), and this one requested it."""
+
+
 class ProviderError(PerdureError):
     """A model's API failed. ``retry_after`` is in seconds, if the API gave it; None for anything but a number from 0
     up. ``Limits(retry_wait=…)`` bounds it."""
@@ -409,6 +434,13 @@ class TranscriptUnavailableError(StoreError):
 
 class RuntimeSetupError(PerdureError):
     """Something that a run needs is missing."""
+
+
+class MissingExtraError(RuntimeSetupError):
+    """A package is missing that an extra of perdure brings. ``hint`` has the command that installs it for this copy."""
+
+    extras: tuple[str, ...] = ()
+    """The names of the extras."""
 
 
 class StoreLocationError(StoreError, RuntimeSetupError):

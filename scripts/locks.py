@@ -48,7 +48,7 @@ def _group(name: str) -> tuple[str, str]:
     return ("--group", f"pyproject.toml:{name}")
 
 
-_WORKER_EXTRAS = "openai anthropic google encryption yaml mcp postgres objects agui console uvloop"
+_WORKER_EXTRAS = "openai anthropic google encryption yaml mcp postgres objects server uvloop"
 LOCKS = (
     Lock("dev", ("--extra", "dev", "pyproject.toml")),
     Lock("types", _group("types")),

@@ -18,7 +18,7 @@ from pydantic import ConfigDict, Field, JsonValue, TypeAdapter, ValidationError
 from pydantic_core import SchemaError
 from typing_extensions import TypedDict
 
-from ..errors import DefinitionError, RuntimeSetupError
+from ..errors import DefinitionError
 from ..ports.toolset import Toolset
 from ..tools import Rule, Tool, Toolbox
 from ..tools.approvals import parse_rule
@@ -312,9 +312,11 @@ def _parse_yaml(text: str) -> Any:
     try:
         yaml: Any = import_module("yaml")
     except ImportError:
-        raise RuntimeSetupError(
-            "a YAML file needs the package pyyaml", hint='pip install "perdure[yaml]"; or write it as JSON or TOML.'
-        ) from None
+        from .._installation import build_missing_extra_error
+
+        error = build_missing_extra_error("an agent file in YAML", "yaml", module="pyyaml")
+        error.hint = f"{error.hint}; or write it as JSON or TOML."
+        raise error from None
     try:
         for node in _iterate_yaml_mappings(yaml, yaml.compose(text, yaml.SafeLoader)):
             _check_unique_keys([str(key.value) for key, _ in node.value])

@@ -91,6 +91,7 @@ def _describe_tool(tool: Tool[..., Any, Any]) -> dict[str, Any]:
         "description": tool.description,
         "parameters": tool.parameters,
         "needs_approval": _describe_policy(tool.needs_approval),
+        "summary": tool.summary,
         "run_by": getattr(tool, "run_by", None),
         "agents": [name if isinstance(name, str) else name.name for name in tool.agents]
         if isinstance(tool, SubagentTool)

@@ -19,6 +19,7 @@ from ..tools.approvals import UNKNOWN_ARGUMENT, Approval, CallArguments, combine
 from ..types.approvals import ApprovalOutcome, hash_arguments
 from ..types.messages import ToolCallPart
 from ..types.subagents import CollectCall, Lineage, TellCall
+from ..types.summaries import find_amount, render_summary, summarize_call
 from ..types.tool_calls import (
     ActivityCall,
     AfterExternalCall,
@@ -65,7 +66,8 @@ class ApprovalGate:
         self._author, self._find = author, find
 
     async def plan_approval(self, agent: AgentSpec, call: Call, ctx: RunContext[Any], lineage: Lineage | None) -> Call:
-        """Return ``call``, marked to wait for an approval or refused, if a rule or its tool requires so."""
+        """Return ``call``, marked to wait for an approval or refused, if a rule or its tool requires so; with a
+        summary, if it waits for a person."""
         disposition = call.disposition
         if not isinstance(
             disposition, ActivityCall | RemoteCall | SubagentCall | CollectCall | TellCall | CallbackCall
@@ -75,15 +77,30 @@ class ApprovalGate:
             return call
         arguments = call.arguments or {}
         part = ToolCallPart(id=call.id, name=call.name, arguments=arguments)
-        terms = await self._find_terms(agent, agent.toolbox.get(call.name), part, ctx, lineage)
+        tool = agent.toolbox.get(call.name)
+        terms = await self._find_terms(agent, tool, part, ctx, lineage)
         if terms is None:
-            return call
+            return await self._add_summary(call, tool) if isinstance(disposition, CallbackCall) else call
         if isinstance(terms, Denial):
             return call.model_copy(update={"disposition": RefusedCall(text=terms.build_text(call.name))})
         approval = terms.build_terms(call.id, call.name, arguments)
         if isinstance(disposition, ActivityCall):  # it cannot run inside the model's activity any more
             disposition = disposition.model_copy(update={"inline": False})
-        return call.model_copy(update={"approval": approval, "disposition": disposition})
+        planned = call.model_copy(update={"approval": approval, "disposition": disposition})
+        return await self._add_summary(planned, tool)
+
+    async def _add_summary(self, call: Call, tool: Tool | None) -> Call:
+        """Return ``call`` with its summary, by the arguments as the tool gets them: what has no value of its own there
+        has its default."""
+        part = ToolCallPart(id=call.id, name=call.name, arguments=call.arguments or {})
+        resolved = (await self._resolve_arguments(tool, part, ())).arguments
+        given = {
+            name: part.arguments.get(name) if value is UNKNOWN_ARGUMENT else value for name, value in resolved.items()
+        }
+        template = tool.summary if tool is not None else None
+        text = summarize_call(call.name, part.arguments) if template is None else render_summary(template, given)
+        amount = find_amount(template, tool.parameters if tool is not None else {}, given)
+        return call.model_copy(update={"summary": text, "amount": amount})
 
     async def run_tool(
         self,

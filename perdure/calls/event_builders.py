@@ -45,6 +45,7 @@ from ..types.limits import LimitUse
 from ..types.messages import INLINE_BYTES, FilePart, TextPart
 from ..types.plain_json import measure_json
 from ..types.run_ids import format_child_run_id
+from ..types.summaries import summarize_call, summarize_question
 from ..types.tool_calls import (
     ActivityCall,
     AfterExternalCall,
@@ -77,6 +78,8 @@ def build_approvals_requested(output: ModelOutput, fields: dict[str, Any]) -> It
                 call_id=call.id,
                 name=call.name,
                 arguments=call.arguments,
+                summary=call.summary,
+                amount=call.amount,
                 hash=call.approval.hash,
                 expires_in=call.approval.expires,
                 on_expiry=call.approval.on_expiry,
@@ -246,7 +249,8 @@ def build_external_call_events(
         yield NewEvent(started, key=f"tool/{owner}/{call.id}")
         if isinstance(disposition := call.disposition, CallbackCall):
             shown = hash_arguments(call.id, call.name, call.arguments)
-            asked = _build_question_asked(fields, call.id, call.name, disposition, shown, arguments=call.arguments)
+            details: dict[str, Any] = {"arguments": call.arguments, "summary": call.summary, "amount": call.amount}
+            asked = _build_question_asked(fields, call.id, call.name, disposition, shown, **details)
             yield NewEvent(asked)
 
 
@@ -278,11 +282,15 @@ def _build_question_asked(
     hash: str,
     *,
     arguments: dict[str, Any] | None = None,
+    summary: str = "",
+    amount: float | None = None,
 ) -> QuestionAsked:
     """Build the event; ``hash`` is that of ``CallWait``, which the answer names."""
-    details: dict[str, Any] = {"kind": "callback", "arguments": arguments}
+    summary = summary or summarize_call(name, arguments)
+    details: dict[str, Any] = {"kind": "callback", "arguments": arguments, "summary": summary, "amount": amount}
     if isinstance(terms, Question):
-        details = {"question": terms.text, "consent": terms.consent}
+        summary = summarize_question(name, terms.text)
+        details = {"question": terms.text, "consent": terms.consent, "summary": summary}
     fields = {**fields, "form": terms.form, "expires_in": terms.expires, "hash": hash}
     return QuestionAsked(**fields, call_id=call_id, name=name, **details)
 

@@ -6,16 +6,18 @@ They are for lists, and for clients once Temporal has deleted the run.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from pydantic import ValidationError
 
 from ..loop.finish import REMINDER_ID, build_output
-from ..ports.store import RunRow, TurnRow
+from ..ports.run_lists import summarize_text
+from ..ports.store import ERROR_CHARS, FIRST_MESSAGE_CHARS, RunRow, TurnRow
 from ..ports.usage import UsageRow
 from ..types.interface import Response
-from ..types.messages import NAME_CHARS, Usage, clean_text
+from ..types.messages import NAME_CHARS, FilePart, Message, Usage, clean_text
 from ..types.wire import (
     CloseInput,
     CompactInput,
@@ -29,16 +31,19 @@ from ..types.wire import (
 from .call import CloseCall, CompactCall, ModelCall
 
 
-def build_run_row(call: ModelCall | CompactCall, head: str | None, answer: Response | None) -> RunRow:
-    """Build the row of the run after a call. If the workflow still runs, the next call writes it again."""
+def build_run_row(
+    call: ModelCall | CompactCall, head: str | None, answer: Response | None, messages: Sequence[Message] = ()
+) -> RunRow:
+    """Build the row of the run after a call. If the workflow still runs, the next call writes it again. ``messages``
+    are the new ones, of which the first message of the run may be one."""
     task, status = call.input, "running"
     if answer is not None:
         status = "idle" if isinstance(task, ModelInput) and task.mode == "session" else "completed"
-    return _build_run_row(task, head, status, _encode_answer(answer), call.asked_at)
+    return _build_run_row(task, head, status, _encode_answer(answer), call.asked_at, messages)
 
 
-def build_closed_run_row(call: CloseCall, head: str | None) -> RunRow:
-    """Build the row of the run as it ends, or as its turn does."""
+def build_closed_run_row(call: CloseCall, head: str | None, messages: Sequence[Message] = ()) -> RunRow:
+    """Build the row of the run as it ends, or as its turn does. ``messages`` are as of :func:`build_run_row`."""
     task, status = call.input, "running"
     if (closing := task.closing) is not None:
         status = "idle" if closing.status == "waiting" else closing.status
@@ -46,17 +51,39 @@ def build_closed_run_row(call: CloseCall, head: str | None) -> RunRow:
             status = "paused"
         elif closing.pause is not None and status == "idle" and closing.turn is None and task.task_id:
             status = "running"  # resumed in the middle of a turn
-    return _build_run_row(task, head, status, _encode_ending(task, head), call.asked_at)
+    row = _build_run_row(task, head, status, _encode_ending(task, head), call.asked_at, messages)
+    if closing is None or not closing.error_type:
+        return row
+    error = summarize_text(closing.error or "", ERROR_CHARS)
+    return replace(row, error_type=clean_text(closing.error_type)[:NAME_CHARS], error=error)
 
 
 def _build_run_row(
-    task: ConversationFacts, head: str | None, status: str, result: bytes | None, asked_at: str
+    task: ConversationFacts,
+    head: str | None,
+    status: str,
+    result: bytes | None,
+    asked_at: str,
+    messages: Sequence[Message],
 ) -> RunRow:
     return RunRow(
         *(task.context_id, task.agent, task.scope, head, status, task.iteration, result, asked_at),
         tenant=task.tenant,
         user=task.user,
+        first_message=summarize_first_message(messages),
     )
+
+
+def summarize_first_message(messages: Iterable[Message]) -> str | None:
+    """Return the first user message of ``messages`` on one line, shortened; of one without text, the names of its
+    files. None without a message."""
+    for message in messages:
+        if message.role == "user" and message.id != REMINDER_ID:
+            files = (part.name or part.media_type for part in message.parts if isinstance(part, FilePart))
+            text = message.text or ", ".join(files)
+            if summary := summarize_text(text, FIRST_MESSAGE_CHARS):
+                return summary
+    return None
 
 
 _MAX_TOKENS = 2**63 - 1

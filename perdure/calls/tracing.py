@@ -22,7 +22,7 @@ _SPAN_TOOL_CALL = "gen_ai.tool.call.id"
 
 
 class TracingStage:
-    """Spans around calls; does nothing without the ``otel`` extra."""
+    """Spans around calls; does nothing without the package of OpenTelemetry."""
 
     def __init__(self) -> None:
         try:

@@ -101,7 +101,8 @@ class TranscriptStage:
         update = {"head": head, "store_id": self._store_id, "compact": reply.compaction_due or None}
         output = reply.output = _move_large_output_to_blobs(reply.output, blobs, update)
         answer = None if output.finish is None else build_response(call.input, output, output.finish)
-        run, turn = build_run_row(call, head, answer), build_turn_row(call, head, answer)
+        run = build_run_row(call, head, answer, conversation.new_messages)
+        turn = build_turn_row(call, head, answer)
         reply.commit = Commit(nodes, blobs, run=run, turn=turn, usage=build_usage_row(call, output))
         return reply
 
@@ -136,7 +137,8 @@ class TranscriptStage:
         nodes, blobs = self._extend(head, (), conversation.new_messages, incoming, call)
         head = nodes[-1].hash if nodes else head
         output = _add_labels(CloseOutput(), given, call.input, head=head, store_id=self._store_id)
-        run, turn = build_closed_run_row(call, head), build_closed_turn_row(call, head)
+        run = build_closed_run_row(call, head, conversation.new_messages)
+        turn = build_closed_turn_row(call, head)
         return Reply(output, commit=Commit(nodes, blobs, run=run, turn=turn))
 
     async def remind(

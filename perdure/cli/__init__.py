@@ -26,6 +26,7 @@ from .output import INTERRUPTED, print_error, print_unexpected_error
 
 _COMMANDS = {
     "demo": "demo.demo",
+    "new": "new.new",
     "run": "run.run",
     "chat": "chat.chat",
     "dev": "dev.dev",
@@ -45,6 +46,7 @@ _COMMANDS = {
     "delete": "steer.delete",
     "pause": "steer.pause",
     "resume": "steer.resume",
+    "bulk": "bulk.app",
     "fork": "fork.fork",
     "diff": "fork.diff",
     "approvals": "approvals.approvals",

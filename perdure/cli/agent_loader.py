@@ -5,12 +5,13 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import linecache
+import logging
 import os
 import site
 import sys
 import sysconfig
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.machinery import ModuleSpec
@@ -19,7 +20,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..agent.spec import AgentSpec
-from ..errors import DefinitionError, InvalidInputError, PerdureError
+from ..errors import DefinitionError, InvalidInputError, MissingExtraError, PerdureError
 from ..hooks.hook import evaluate_signature
 from ..ports.toolset import Toolset
 from ..tools import Tool
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 
 T = TypeVar("T")
+logger = logging.getLogger("perdure.cli")
 
 _PERDURE_ROOT = Path(__file__).resolve().parent.parent
 
@@ -63,6 +65,23 @@ class AgentModule:
                 return agent
         names = ", ".join(agent.name for agent in self.agents)
         raise InvalidInputError(f"{self.source} has no agent {name!r}", hint=f"It has: {names}.")
+
+    @property
+    def missing_extras(self) -> Sequence[str]:
+        """The extras that the models of the agents need, and that are not installed."""
+        from ..providers.registry import find_missing_extra
+
+        models = [model for agent in self.agents for model in agent.chain if model.own is None]
+        found = [find_missing_extra(model.provider) for model in models]
+        return list(dict.fromkeys(extra for extra in found if extra is not None))
+
+    def warn_of_missing_extras(self) -> None:
+        """Log which extras are missing, all at once. Agents with other models are served."""
+        if extras := self.missing_extras:
+            from .._installation import build_missing_extra_error
+
+            error = build_missing_extra_error(f"{self.source}: a model of its agents", *extras)
+            logger.warning("%s. %s", error.message, error.hint)
 
 
 def load_agent_module(target: str, *, require_agents: bool = True) -> AgentModule:
@@ -190,6 +209,10 @@ def _build_import_error(error: BaseException, path: Path | None) -> PerdureError
     where = f"{_shorten_file_path(file)}:{line}" if file else str(path or "")
     source = linecache.getline(file, line).strip() if file and line else ""
     hint = f"The line is: {source}" if source else None
+    if isinstance(error, MissingExtraError):
+        missing = MissingExtraError(f"{where}: {error.message}", hint=error.hint)
+        missing.extras = error.extras
+        return missing
     if isinstance(error, PerdureError):
         return DefinitionError(f"{where}: {error.message}", hint=error.hint or hint)
     if isinstance(error, SystemExit):

@@ -13,7 +13,7 @@ from ..errors import InvalidInputError, PerdureError
 from .connection import ActorOptions, ActorStoreOptions, StoreOptions, call_client, call_run
 from .mcp import build_login_command
 from .options import RunArgument, parse_json_object, parse_json_value, read_text_argument
-from .output import OutputOptions, format_call, format_conversation
+from .output import OutputOptions, find_own_summary, format_call, format_conversation
 from .show import format_decision_scope
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def answer(
         return await refuse_without_worker(run, run.answer(call, answer, error=error, hash=digest))
 
     answered = call_run(server, id, act)
-    output.print_result(answered.model_dump(mode="json"), f"{answered.name} is answered{_format_actor(answered)}")
+    output.print_result(answered.model_dump(mode="json"), f"{answered.tool} is answered{_format_actor(answered)}")
 
 
 async def _find_unanswered_call(run: Run, call: str | None) -> WaitingCall | None:
@@ -180,7 +180,10 @@ def _format_revoked(approval: StandingApproval) -> str:
 def _format_pending_call(call: PendingCall, messages: list[Message], *, full: bool) -> Iterator[str]:
     """A pending call, and what led to it: the user's last message, or the whole conversation."""
     tool = format_call(call.tool, call.arguments, full=full)
-    yield f"{call.run_id}  {call.call_id}  {escape_line(call.agent)}: {tool}"
+    summary = find_own_summary(call.summary, call.tool)
+    yield f"{call.run_id}  {call.call_id}  {escape_line(call.agent)}: {summary or tool}"
+    if summary:
+        yield f"    {tool}"
     if call.kind != "approval":
         yield f"    {call.kind}: {escape_line(call.question or 'a client runs it')}"
     if call.consent is not None:
@@ -213,12 +216,13 @@ def _format_last_user_message(messages: list[Message]) -> str:
 
 def _serialize_pending_call(call: PendingCall, messages: list[Message]) -> dict[str, Any]:
     return {
-        "run": call.run_id,
+        "run_id": call.run_id,
         "kind": call.kind,
         "agent": call.agent,
-        "call": call.call_id,
+        "call_id": call.call_id,
         "tool": call.tool,
         "arguments": call.arguments,
+        "summary": call.summary,
         "hash": call.hash,
         "question": call.question,
         "form": call.form,
@@ -234,5 +238,5 @@ def _format_actor(decision: DecidedApproval) -> str:
 
 
 def _print_decision(decision: DecidedApproval, output: OutputOptions) -> None:
-    text = f"{decision.name} is {decision.state}{_format_actor(decision)}{format_decision_scope(decision)}"
+    text = f"{decision.tool} is {decision.state}{_format_actor(decision)}{format_decision_scope(decision)}"
     output.print_result(decision.model_dump(mode="json"), text)

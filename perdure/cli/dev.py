@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from .._terminal import print_line, style_text
-from ..errors import InvalidInputError, RuntimeSetupError
+from ..errors import InvalidInputError, join_sentences
 from .connection import StoreOptions, find_ui_url, get_server_address, list_worker_arguments, mask_password, open_client
 from .options import AgentsOption, TaskQueueOption
 
@@ -62,28 +62,25 @@ async def _serve_with_reload(file: str, server: StoreOptions, task_queue: str | 
         if ui := await find_ui_url(client):
             _print_status("  UI", ui)
         async with _serve_console(client) as console:
-            if console is not None:
-                _print_status("  console", console)
+            _print_status("  console", console)
             await Reloader(file, client, agents).run(stop)
 
 
 @asynccontextmanager
-async def _serve_console(client: Client) -> AsyncIterator[str | None]:
-    """Serve the console to this machine within the block, which gets its address; None where its extra is not
-    installed."""
+async def _serve_console(client: Client) -> AsyncIterator[str]:
+    """Serve the console to this machine within the block, which gets its address, or why there is none."""
     from ..embedded.server import is_port_free
-    from .serve import ServeOptions, find_console, listen
+    from .serve import ServeOptions, find_missing_server, listen
 
-    try:
-        pages = find_console(is_required=True)
-    except RuntimeSetupError:
-        yield None
+    if (missing := find_missing_server("the console")) is not None:
+        yield join_sentences(f"none: {missing.message}", missing.hint)
         return
+    from ..console import console_routes
     from ..web.app import WebOptions, create_app
     from ..web.auth import DevAccess
 
     options = WebOptions(dev=True, api=False)
-    app = create_app(client, authenticator=DevAccess(), options=options, pages=pages)
+    app = create_app(client, authenticator=DevAccess(), options=options, pages=console_routes)
     place = ServeOptions(port=CONSOLE_PORT if is_port_free(CONSOLE_PORT) else 0)
     async with listen(app, place, asyncio.Event()) as urls:
         yield f"{urls[0]}{CONSOLE_PREFIX}"
@@ -154,7 +151,7 @@ class Reloader:
             await previous.stop(within=_WORKER_STOP_SECONDS)
 
     def _print_serving(self, agents: list[str], *, again: bool) -> None:
-        count = len(self._files)
+        count = len(self._files) - 1  # without the folder, which is watched for modules that are missing
         files = f"watching {count} file{'s' if count > 1 else ''}"
         _print_status("reloaded" if again else "  serving", f"{', '.join(agents) or 'no agents yet'}; {files}", "green")
         if not again and agents:

@@ -15,7 +15,7 @@ from temporalio.worker import Worker as TemporalWorker
 from .._event_loop import run_event_loop
 from .._terminal import print_line
 from ..embedded.process import call_when_orphaned, report_to_parent
-from ..errors import DefinitionError, InvalidInputError, PerdureError
+from ..errors import PerdureError
 from ..local_engine.engine import build_agent_queue_name
 from ..worker import PerdurePlugin
 from ..worker.agent_folder import AgentFolder
@@ -33,7 +33,7 @@ def main(arguments: list[str]) -> int:
     log_to_stderr()
     try:
         loaded = load_agent_module(file, require_agents=not folder)
-    except (DefinitionError, InvalidInputError) as error:
+    except PerdureError as error:
         return _report_broken(file, error, error)
     server = StoreOptions(address, namespace, store_url=store)
     try:
@@ -56,6 +56,7 @@ async def _serve_queues(
     stop = asyncio.Event()
     call_when_orphaned(stop.set)
     install_signal_handlers(stop, quiet=True)
+    loaded.warn_of_missing_extras()
     queues = dict.fromkeys([queue, *(build_agent_queue_name(agent.name, Path(file)) for agent in loaded.agents)])
     async with open_client(server, task_queue=queue, warnings=True) as client:
         plugin = PerdurePlugin(loaded.agents, store_url=client.store_url, **loaded.worker_options)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from .._terminal import style_text
-from ..errors import PerdureError, RuntimeSetupError, StoreError
+from ..errors import MissingExtraError, PerdureError, RuntimeSetupError, StoreError
 from .connection import ServerOptions
 from .output import OutputOptions
 
@@ -73,7 +73,7 @@ async def _check_store() -> list[Finding]:
     try:
         store = open_store(url)
         await store.open(create=False)
-    except StoreError as error:
+    except (StoreError, MissingExtraError) as error:
         return [Finding(check, "fail", error.message, error.hint)]
     try:
         if not store.store_id:

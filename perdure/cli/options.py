@@ -157,6 +157,10 @@ AttachOption = Annotated[
 RunArgument = Annotated[
     str, typer.Argument(metavar="ID", help="Id of the run, or a unique beginning of it.", autocompletion=complete_runs)
 ]
+OptionalRunArgument = Annotated[
+    str | None,
+    typer.Argument(metavar="ID", help="Id of the run, or a unique beginning of it.", autocompletion=complete_runs),
+]
 AgentArgument = Annotated[
     str, typer.Argument(metavar="AGENT", help="Name of the agent.", autocompletion=complete_agents)
 ]

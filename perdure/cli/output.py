@@ -18,15 +18,19 @@ import typer
 
 from .._terminal import escape_line, print_json, print_line, print_text, style_text, truncate_text
 from ..errors import (
+    ApprovalForbiddenError,
     DefinitionError,
     InvalidInputError,
+    MissingExtraError,
     PerdureError,
     RunNotFoundError,
     RuntimeSetupError,
     ScheduleNotFoundError,
     StoreError,
     WebhookNotFoundError,
+    end_sentence,
 )
+from ..types.summaries import drop_isolates, is_own_summary
 
 if TYPE_CHECKING:
     from ..types.interface import HeldUp, Response
@@ -255,6 +259,11 @@ def format_call(name: str, arguments: Mapping[str, Any] | str | None, *, full: b
     return f"{escape_line(name)}({escape_line('…' if arguments is None else arguments)})"
 
 
+def find_own_summary(summary: str, tool: str) -> str:
+    """The summary of a waiting call, for the terminal; "" if it says no more than the call itself does."""
+    return escape_line(drop_isolates(summary)) if is_own_summary(summary, tool) else ""
+
+
 def _format_block(label: str, lines: Sequence[str], style: str, *, indent: int = _MARGIN) -> Iterator[str]:
     for number, line in enumerate(lines):
         start = " " * indent if number else style_text(label.ljust(indent), style)
@@ -294,7 +303,8 @@ def _split_long_line(line: str) -> Iterator[str]:
 # ---
 # How a command fails: one message on stderr, and an exit code that a script can use.
 #
-# 0 done · 1 the run or command failed · 2 usage · 3 not found · 4 no server or worker · 130 interrupted
+# 0 done · 1 the run or command failed · 2 usage · 3 not found · 4 no server or worker · 6 an extra is not installed
+# · 130 interrupted
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as shells give it: 128 and the number of SIGINT."""
@@ -303,7 +313,9 @@ _EXIT_CODES = (
     ((StoreError,), 1),
     ((InvalidInputError, DefinitionError), 2),
     ((RunNotFoundError, ScheduleNotFoundError, WebhookNotFoundError), 3),
+    ((MissingExtraError,), 6),
     ((RuntimeSetupError,), 4),
+    ((ApprovalForbiddenError,), 5),
 )
 
 
@@ -316,7 +328,7 @@ def print_error(error: PerdureError) -> int:
     """Print ``error`` and its hint on stderr, and return its exit code."""
     for label, text, style in (("error", error.message, "red"), ("hint", error.hint, "dim")):
         if text is not None:
-            text = translate_hint(text)  # a run's refusal of an update has its hint in the message
+            text = end_sentence(translate_hint(text))  # a run's refusal of an update has its hint in the message
             # Further lines are indented: a text from outside in the message cannot pass for a line of perdure's.
             lines = f"{label}: {text}".replace("\n", "\n  ")
             print_text(style_text(lines, style, stream=sys.stderr), error=True)

@@ -7,27 +7,25 @@ import asyncio
 import contextlib
 import logging
 import ssl
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from .._terminal import print_line
-from ..errors import InvalidInputError, RuntimeSetupError
+from ..errors import InvalidInputError, MissingExtraError, PerdureError, RuntimeSetupError
 from .connection import StoreOptions, open_client
 from .options import AgentsOption, TaskQueueOption
 from .worker import ExitLimit, install_signal_handlers, log_to_stderr, serve_agents
 
 if TYPE_CHECKING:
-    from starlette.routing import BaseRoute
-
     from ..client.client import Client
     from ..web.app import WebOptions
     from ..web.auth import Authenticator
-    from ..web.operations import Web
 
 logger = logging.getLogger("perdure.web")
 DEFAULT_PORT = 8000
@@ -104,11 +102,11 @@ def _run_service(
 ) -> None:
     from .._event_loop import run_event_loop
 
-    try:
-        from ..web.app import WebOptions
-        from ..web.origins import is_loopback_name
-    except ImportError as error:
-        raise RuntimeSetupError(f"the HTTP API needs {error.name}", hint="pip install 'perdure[web]'") from None
+    if (missing := find_missing_server("`perdure serve`" if api else "`perdure console`", file)) is not None:
+        raise missing
+    from ..web.app import WebOptions
+    from ..web.origins import is_loopback_name
+
     host = server.host
     if server.dev and not is_loopback_name(host):
         raise InvalidInputError(
@@ -150,6 +148,7 @@ async def _serve(
 ) -> None:
     from .. import _config as config
     from ..calls.loop_watch import LoopWatch
+    from ..console import console_routes
     from ..local_engine.engine import build_program_queue_name
     from ..web.app import create_app
     from .agent_loader import load_agent_module
@@ -171,7 +170,7 @@ async def _serve(
                     hint="Give --store-url or set PERDURE_STORE_URL to the store of the workers.",
                 )
             authenticator = _build_authenticator(client, options, headers, dev=server.dev)
-            pages = None if server.no_console and options.api else find_console(is_required=not options.api)
+            pages = None if server.no_console and options.api else console_routes
             app = create_app(client, authenticator=authenticator, options=options, pages=pages)
             stop = asyncio.Event()
             prefixes = [*(["/v1"] if options.api else []), *(["/console"] if pages is not None else [])]
@@ -189,15 +188,29 @@ async def _serve(
         exit_limit.cancel()
 
 
-def find_console(*, is_required: bool) -> Callable[[Web], Sequence[BaseRoute]] | None:
-    """Return what builds the console's routes; None where its extra is not installed. Raises ``RuntimeSetupError``."""
+def find_missing_server(purpose: str, file: str | None = None) -> MissingExtraError | None:
+    """Import all that answers requests. Return the error that names every missing package, also of the models of the
+    agents in ``file``; None if all that answers requests is there."""
+    from .._installation import build_missing_extra_error
+
     try:
-        from ..console import console_routes
-    except ImportError as error:  # its extra
-        if is_required:
-            raise RuntimeSetupError(f"the console needs {error.name}", hint="pip install 'perdure[console]'") from None
-        return None
-    return console_routes
+        for module in ("perdure.web.app", "perdure.web.agui", "perdure.console", "uvicorn", "sse_starlette"):
+            import_module(module)
+    except ImportError as error:
+        if (error.name or "").partition(".")[0] == "perdure":  # a fault of perdure, and not of the installation
+            raise
+        extras = ["server"]
+        if file is not None:
+            from .agent_loader import load_agent_module
+
+            try:
+                extras += load_agent_module(file).missing_extras
+            except MissingExtraError as missing:
+                extras += missing.extras
+            except PerdureError:  # it is told once the extra is there
+                pass
+        return build_missing_extra_error(purpose, *extras, module=error.name)
+    return None
 
 
 def _build_authenticator(client: Client, options: WebOptions, headers: dict[str, str], *, dev: bool) -> Authenticator:

@@ -149,7 +149,7 @@ def serialize_run_details(details: RunDetails) -> dict[str, Any]:
         "tree": None if details.tree is None else details.tree.serialize(),
         "limits": [use.model_dump(mode="json") for use in count_running_subagents(details)],
         "decided": [decision.model_dump(mode="json") for decision in details.decided],
-        "model_calls": len(details.replies),
+        "iterations": len(details.replies),
         "usage": details.usage.model_dump(mode="json"),
         "cost_usd": details.cost,
         "error": None if error is None else {"type": type(error).__name__, "message": error.message},
@@ -205,7 +205,7 @@ def format_past_decision(decision: DecidedApproval) -> str:
     """A decision or an answer in a line: who, when, and its comment."""
     comment = f": {decision.comment}" if decision.comment else ""
     text = f"{decision}{format_decision_scope(decision)}{comment}"
-    return escape_line(f"{decision.name} ({decision.call_id}): {text}")
+    return escape_line(f"{decision.tool} ({decision.call_id}): {text}")
 
 
 def format_decision_scope(decision: DecidedApproval) -> str:
@@ -217,7 +217,7 @@ def format_decision_scope(decision: DecidedApproval) -> str:
 def _format_totals(details: RunDetails) -> str:
     calls = len(details.replies) or details.status.iteration
     time = None if details.tree is None or details.children else details.tree.seconds
-    return _join_totals(calls, "model call", _format_usage(details.usage), details.cost, time)
+    return _join_totals(calls, "iteration", _format_usage(details.usage), details.cost, time)
 
 
 def _format_tree_totals(details: RunDetails) -> str:
@@ -244,7 +244,7 @@ def _format_pending_calls(status: Status) -> str:
     waits = []
     for decision, is_approval in (("approval", True), ("an answer", False)):
         pending = [call for call in status.approvals if (call.kind == "approval") == is_approval]
-        names = [f"{escape_line(call.name)} ({escape_line(call.call_id)})" for call in pending]
+        names = [f"{escape_line(call.tool)} ({escape_line(call.call_id)})" for call in pending]
         waits += [f"waits for {decision}: {', '.join(names)}"] if names else []
     return f"{'; '.join(waits)}; `perdure approvals` shows more"
 
@@ -261,7 +261,7 @@ def format_activity(status: Status) -> str | None:
         return f"{status.pause}; `{resume}` lets it go on"
     if status.state == "paused":
         return f"paused: {status.reason}; `{resume}` goes on when the cause is gone"
-    names = ", ".join(call.name for call in status.calls)
+    names = ", ".join(call.tool for call in status.calls)
     if status.held_up:
         causes = "; ".join(format_held_up(each, status.context_id) for each in status.held_up[:_SHOWN_CAUSES])
         return f"held up: {causes}: {' '.join(status.held_up[0].error.split())}"

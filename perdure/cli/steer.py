@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..errors import InvalidInputError, PerdureError, RunCancelledError, RunStuckError, RuntimeSetupError
+from .bulk import BulkOptions, act_on_all
 from .connection import ActorOptions, ActorStoreOptions, call_client, call_run, find_run
 from .options import (
     AttachOption,
     ContextOption,
     IdleOption,
     MessageIdOption,
+    OptionalRunArgument,
     RunArgument,
     TaskQueueOption,
     complete_agents,
@@ -127,8 +129,21 @@ def interrupt(
     _act_and_print(server, id, act, output)
 
 
-def cancel(id: RunArgument, wait: WaitOption = False, *, server: ActorOptions, output: OutputOptions) -> None:
-    """Cancel a run. Calls in flight are stopped, finished work is kept, and every tool call has a result."""
+def cancel(
+    id: OptionalRunArgument = None,
+    wait: WaitOption = False,
+    task_queue: TaskQueueOption = None,
+    *,
+    bulk: BulkOptions,
+    server: ActorStoreOptions,
+    output: OutputOptions,
+) -> None:
+    """Cancel a run, or with --all those that match. Calls in flight are stopped, finished work is kept, and every tool
+    call has a result."""
+    if bulk.everything:
+        act_on_all("cancel", id, bulk, server, output, task_queue)
+        return
+    id = bulk.check_single(id)  # noqa: A001  # as the argument
 
     async def act(run: Run) -> Outcome:
         await run.cancel()
@@ -210,22 +225,32 @@ def pause(
 
 
 def resume(
-    id: RunArgument,
+    id: OptionalRunArgument = None,
     limit: LimitOption = None,
     children: ChildrenOption = False,
     from_store: Annotated[
         bool, typer.Option("--from-store", help="The store is an older backup: go on from what it has of the run.")
     ] = False,
+    task_queue: TaskQueueOption = None,
     *,
+    bulk: BulkOptions,
     server: ActorStoreOptions,
     output: OutputOptions,
 ) -> None:
     """Let a paused run go on, with the step that it paused at; continue a failed, cancelled or timed-out run where it
     ended.
 
-    A run that is paused at a limit goes on when the limit is raised.
+    A run that is paused at a limit goes on when the limit is raised. With --all all runs that match are resumed.
     """
     limits = parse_limits(limit)
+    if bulk.everything:
+        if limits or children or from_store:
+            raise InvalidInputError(
+                "--limit, --children and --from-store are for one run", hint="Leave them out, or --all."
+            )
+        act_on_all("resume", id, bulk, server, output, task_queue)
+        return
+    id = bulk.check_single(id)  # noqa: A001  # as the argument
 
     async def act(run: Run) -> Outcome:
         from ..client.messages import wait_for_closed_status

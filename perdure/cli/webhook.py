@@ -103,6 +103,8 @@ def _format_facts(webhook: Webhook) -> Iterator[tuple[str, str]]:
     for name, value in (("agent", webhook.agent), ("tenant", webhook.tenant), ("session", webhook.session)):
         if value is not None:
             yield name, value
+    if webhook.allowed:
+        yield "may reach", " ".join(webhook.allowed)
     yield "state", _describe_state(webhook)
     yield "created", f"{webhook.created_at[:19]} by {webhook.created_by}"
 

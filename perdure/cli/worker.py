@@ -187,6 +187,7 @@ async def serve_agents(
     from ..worker.drain import CANCEL_SECONDS, CLOSE_SECONDS
     from ..worker.worker import ended_by
 
+    loaded.warn_of_missing_extras()
     worker = Worker(
         client, loaded.agents, **{"deployment": False, "wait_for_store": True, **loaded.worker_options, **options}
     )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import getpass
+import hashlib
 import logging
 import os
 import socket
@@ -47,16 +48,20 @@ _silent_until: WeakKeyDictionary[ClientHandle, float] = WeakKeyDictionary()
 class _Caller:
     auth: str
     origin: str
+    request: str | None = None
 
 
 _current_caller: ContextVar[_Caller | None] = ContextVar("perdure_audit_caller", default=None)
 
 
 @contextmanager
-def audit_caller(auth: str, origin: str) -> Generator[None]:
+def audit_caller(auth: str, origin: str, *, request: str | None = None) -> Generator[None]:
     """Within the block, audit rows have ``auth``, how the caller has proved who it is (``token:<id>``), and its address
-    ``origin``: for a service that acts for others. Starts and messages say that they are a caller's."""
-    reset = _current_caller.set(_Caller(auth, origin))
+    ``origin``: for a service that acts for others. Starts and messages say that they are a caller's.
+
+    ``request`` identifies what is repeated if this process is lost: a verb and a subject have one row for it.
+    """
+    reset = _current_caller.set(_Caller(auth, origin, request))
     try:
         yield
     finally:
@@ -66,6 +71,20 @@ def audit_caller(auth: str, origin: str) -> Generator[None]:
 def acts_for_caller() -> bool:
     """Whether this is the request of a caller for whom a service acts: what it sends is not the service's own."""
     return _current_caller.get() is not None
+
+
+def find_actor(client: ClientHandle, by: str | None) -> tuple[str, str, str]:
+    """Return who acts, how that is known, and from where, as in an audit row."""
+    by = by or client.actor
+    caller = _current_caller.get() or _Caller("os-user" if by == _find_os_user() else "given", _find_origin())
+    return by, caller.auth, caller.origin
+
+
+def _build_audit_id(verb: str, subject: str) -> str:
+    caller = _current_caller.get()
+    if caller is None or caller.request is None:
+        return uuid.uuid4().hex
+    return hashlib.sha256(f"{caller.request}\0{verb}\0{subject}".encode()).hexdigest()[:32]
 
 
 class SteeringAudit:
@@ -87,12 +106,10 @@ class SteeringAudit:
 
         self._client = client
         self._is_recorded = False
-        by = by or client.actor
-        caller = _current_caller.get() or _Caller("os-user" if by == _find_os_user() else "given", _find_origin())
         own: dict[str, Any] = {name: text for name, text in (labels or {}).items() if text}
         own.setdefault("tenant", split_run_id(subject)[0])
         self._row = AuditRow(
-            *(uuid.uuid4().hex, format_utc_now(), by, caller.auth, caller.origin, subject, verb),
+            *(_build_audit_id(verb, subject), format_utc_now(), *find_actor(client, by), subject, verb),
             detail=detail, **own,
         )  # fmt: skip
 

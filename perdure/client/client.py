@@ -20,6 +20,7 @@ from typing_extensions import Unpack
 from .. import _config as config
 from .._encryption import AuthMapping, seal_auth
 from ..errors import InvalidInputError, RunNotFoundError, TranscriptUnavailableError
+from ..ports.waits import WaitGroup, WaitOrder
 from ..store import Chain, open_store
 from ..store.cache import ByteLRU
 from ..temporal.start import build_schedule_action, start_run_workflow
@@ -28,6 +29,7 @@ from ..types.client_tools import ClientTool
 from ..types.interface import FIRST_MESSAGE_MEMO, STORE_MEMO, Mode, OutputT
 from ..types.messages import FilePart, Message, MessageInput, clean_text, decode_file_data
 from ..types.run_ids import SCHEDULE_PREFIX, build_run_id, build_run_id_error, split_run_id
+from .agents import warn_of_unknown_agent
 from .audit import audit_steering
 from .message_content import STORE_HINT, AnyOverride
 from .messages import deliver_message
@@ -54,13 +56,15 @@ if TYPE_CHECKING:
     from ..agent.spec import AgentSpec
     from ..context.run_context import ContextT
     from ..ports.store import Store
+    from .bulk_actions import BulkActions
     from .grants import McpGrants
 
     # What few programs use is imported when it is called: each program imports this module.
     from .inbox import PendingCall
     from .memory import KeptMemory
-    from .pages import RunPage, WaitPage
+    from .pages import WaitPage
     from .retention import Deletion, GarbageReport
+    from .run_pages import RunPage
     from .schedules import Overlap, Schedule, ScheduleStatus
     from .tokens import ApiTokens
     from .webhook_subscriptions import Webhooks
@@ -202,11 +206,14 @@ class Client:
         memo = {FIRST_MESSAGE_MEMO: message_hash} if message_hash else {}
         if self._store is not None and self._store.store_id:
             memo[STORE_MEMO] = self._store.store_id
-        try:
-            queue = self.task_queue
-            run.handle = await start_run_workflow(self.temporal, context_id, start, task_queue=queue, memo=memo)
-        except WorkflowAlreadyStartedError:
-            return await attach_to_run(run, start, message_hash, if_exists)
+        labels = {"agent": start["agent"], "tenant": tenant, "user": user}
+        await warn_of_unknown_agent(self, start["agent"])
+        async with audit_steering(self, "start", context_id, by=by, detail=f"agent {start['agent']}", labels=labels):
+            try:
+                queue = self.task_queue
+                run.handle = await start_run_workflow(self.temporal, context_id, start, task_queue=queue, memo=memo)
+            except WorkflowAlreadyStartedError:
+                return await attach_to_run(run, start, message_hash, if_exists)
         return run
 
     @overload
@@ -284,6 +291,8 @@ class Client:
         )
         context_id, opening = await find_message_target(self, id, start)
         run = Run(self, self.temporal.get_workflow_handle(context_id), agent, output=output)
+        if opening is not None:
+            await warn_of_unknown_agent(self, start["agent"])
         if self.store_url is not None and (store_id := (await self.store()).store_id):
             start.setdefault("store_id", store_id)
         try:
@@ -368,6 +377,7 @@ class Client:
         state = api.ScheduleState(note=None if note is None else clean_text(note), paused=paused)
         wanted = api.Schedule(action=action, spec=spec, policy=policy, state=state)
         labels = {"agent": get_agent_name(agent), "tenant": tenant, "user": user}
+        await warn_of_unknown_agent(self, get_agent_name(agent))
         async with audit_steering(self, "schedule.create", schedule_id, by=by, detail=labels["agent"], labels=labels):
             return Schedule(self, await create_schedule(self.temporal, schedule_id, wanted, if_exists))
 
@@ -417,40 +427,63 @@ class Client:
         roots: bool = True,
         started_from: datetime | None = None,
         started_before: datetime | None = None,
+        updated_from: datetime | None = None,
+        error: str | None = None,
+        search: str | None = None,
         limit: int = 50,
         cursor: str | None = None,
     ) -> RunPage:
         """List runs in pages of at most ``limit`` (200): :meth:`list` with a ``cursor``, that of the page before.
-        ``started_from`` and ``started_before`` are times with a time zone, the first one inclusive.
+        ``started_from`` and ``started_before`` are times with a time zone, the first one inclusive; ``updated_from`` is
+        when their last step was recorded.
 
-        Open runs come first, then closed ones, each the newest first, then those that Temporal no longer has. A run
-        that changes meanwhile may come twice. Raises ``InvalidInputError``, also for a cursor of other filters.
+        ``error`` is the class of the error that they failed with (``"AuthenticationError"``). ``search`` is words that
+        are in the id, in the first message or in the error; letters of ASCII count in either case. A search looks at
+        5,000 runs for a page, so a page may be empty before the end.
+
+        The newest start comes first. With a status that Temporal alone knows (an open one, terminated, timed out) the
+        order is that of its visibility. A run that changes meanwhile may come twice. Raises ``InvalidInputError``, also
+        for a cursor of other filters; ``TranscriptUnavailableError`` for a search without a store.
         """
-        from .pages import list_run_page
+        from .run_pages import RunFilters, list_run_page
 
         return await list_run_page(
-            self, agent=agent, status=status, tenant=tenant, user=user, roots=roots,
-            started_from=started_from, started_before=started_before, limit=limit, cursor=cursor,
-        )  # fmt: skip
+            self,
+            RunFilters(
+                *(agent, status, tenant, user, roots, started_from, started_before, updated_from, error, search)
+            ),
+            limit=limit,
+            cursor=cursor,
+        )
 
     async def list_waits(
         self,
         *,
         agent: str | None = None,
         kind: PendingKind | None = None,
-        by_expiry: bool = False,
+        tool: str | None = None,
+        tenant: str | None = None,
+        user: str | None = None,
+        text: str | None = None,
+        order: WaitOrder = "since",
+        group: WaitGroup | None = None,
         limit: int = 50,
         cursor: str | None = None,
     ) -> WaitPage:
         """List the calls of all runs that wait for an approval, an answer or a client, from the store's table: the
-        longest waiting first, or ``by_expiry`` those that expire, the soonest first. In pages, as :meth:`list_page`.
+        longest waiting first; with ``order="expiry"`` those that expire, the soonest first; with ``"amount"`` those
+        that have one, the largest first. ``group``, one of ``"tool"``, ``"user"`` and ``"tenant"``, lists the calls of
+        each together. ``text`` occurs in a call's summary, its tool or its run's id. In pages, as :meth:`list_page`.
 
         Temporal is asked for the runs of the page, whose calls may be decided already. Raises ``InvalidInputError``,
         ``TranscriptUnavailableError`` without a store.
         """
         from .pages import list_wait_page
 
-        return await list_wait_page(self, agent=agent, kind=kind, by_expiry=by_expiry, limit=limit, cursor=cursor)
+        return await list_wait_page(
+            self, agent=agent, kind=kind, tool=tool, tenant=tenant, user=user, text=text, order=order, group=group,
+            limit=limit, cursor=cursor,
+        )  # fmt: skip
 
     async def delete(self, id: str, *, lost: bool = False, by: str | None = None) -> Deletion:
         """Delete a run that has ended, and the runs below it: their rows in the store at once, their executions in
@@ -557,6 +590,13 @@ class Client:
         from .webhook_subscriptions import Webhooks
 
         return Webhooks(self)
+
+    @property
+    def bulk_actions(self) -> BulkActions:
+        """Resumes or cancels all runs that match a filter. Needs the store."""
+        from .bulk_actions import BulkActions
+
+        return BulkActions(self)
 
     async def close(self) -> None:
         """Close the store; Temporal's client needs no closing."""

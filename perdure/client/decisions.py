@@ -202,7 +202,7 @@ async def _find_wait(run: RunHandle, wanted: WaitRef, *, approval: bool) -> Wait
     wait = waits[0]
     if wanted.hash not in (None, wait.hash):
         raise InvalidInputError(
-            f"the pending call of run {run.id!r} has changed: it is {wait.call_id} ({wait.name}) now",
+            f"the pending call of run {run.id!r} has changed: it is {wait.call_id} ({wait.tool}) now",
             hint="Read the pending calls again and decide on that one.",
         )
     return WaitRef(wait.call_id, wait.hash, wait.since)
@@ -214,15 +214,15 @@ def _build_choice_error(
     """Build the error for not exactly one pending call."""
     wanted, other = ("approval", "an answer") if approval else ("an answer", "approval")
     if waits:
-        ids = ", ".join(f"{wait.call_id} ({wait.name})" for wait in waits)
+        ids = ", ".join(f"{wait.call_id} ({wait.tool})" for wait in waits)
         return InvalidInputError(
             f"{len(waits)} calls of run {run.id!r} wait for {wanted}", hint=f"Name one of them: {ids}"
         )
     past = next((past for past in reversed(status.decided) if approval or past.state == "answered"), None)
     if status.approvals:
-        hint = f"{status.approvals[0].name} waits for {other}."
+        hint = f"{status.approvals[0].tool} waits for {other}."
     elif past is not None:
-        hint = f"The last one, {past.call_id} ({past.name}), was {past}."
+        hint = f"The last one, {past.call_id} ({past.tool}), was {past}."
     elif status.state in ENDED_STATES:
         hint = "The run has ended. Name the call to get its decision."
     else:
@@ -300,7 +300,7 @@ async def _collect_decisions(log: AsyncIterable[events.Event]) -> list[DecidedAp
             and (expiry := expiries.get(call_id)) is not None
             and expiry <= datetime.fromisoformat(event.at)
         ):
-            decided.append(DecidedApproval(call_id=call_id, name=event.name, state="expired", at=expiry.isoformat()))
+            decided.append(DecidedApproval(call_id=call_id, tool=event.name, state="expired", at=expiry.isoformat()))
     return decided
 
 
@@ -365,7 +365,7 @@ def extract_decision(event: events.Event) -> DecidedApproval | None:
     if isinstance(event, events.ApprovalDecided):
         return DecidedApproval(
             call_id=event.call_id,
-            name=event.name,
+            tool=event.name,
             state=event.decision,
             at=event.decided_at,
             changed=event.arguments is not None,
@@ -378,4 +378,4 @@ def extract_decision(event: events.Event) -> DecidedApproval | None:
         fields = {"by": event.answered_by, "at": event.at, "comment": comment}
     else:
         return None
-    return DecidedApproval(call_id=event.call_id, name=event.name, state="answered", **fields)
+    return DecidedApproval(call_id=event.call_id, tool=event.name, state="answered", **fields)

@@ -19,7 +19,15 @@ from typing import Any
 
 from temporalio.service import RPCError
 
-from ..errors import NotWaitingYetError, NoWorkerError, PerdureError, RuntimeSetupError, StoreError, build_error
+from ..errors import (
+    NotWaitingYetError,
+    NoWorkerError,
+    PerdureError,
+    RuntimeSetupError,
+    StoreError,
+    build_error,
+    join_sentences,
+)
 from ..ports.decisions import DecisionRow
 from ..ports.store import Store
 from ..ports.test_seams import reach_point
@@ -142,7 +150,7 @@ class DecisionSender:
             answer: dict[str, Any] = {"decided": decided.model_dump(mode="json")}
         except _WAIT_ERRORS as error:
             if datetime.now(UTC) - datetime.fromisoformat(row.due_at) < GIVE_UP:
-                note = " ".join(filter(None, [error.message, error.hint]))
+                note = join_sentences(error.message, error.hint)
                 await store.postpone_decision(self._owner, row, note, _RETRY_SECONDS, has_begun=has_begun)
                 return
             answer = _describe_error(error)

@@ -93,7 +93,7 @@ class SignedIn:
 
 
 class McpGrants:
-    """Begins and finishes sign-ins, and lists and deletes grants. Needs the store, and ``perdure[mcp]``.
+    """Begins and finishes sign-ins, and lists and deletes grants. Needs the store, and the extra ``mcp``.
 
     Methods raise ``InvalidInputError``, ``StoreError``, and ``ToolError`` for what a server answers. Each change leaves
     a row in the audit trail; ``by`` is who asks for it, by default the client's ``actor``.

@@ -57,6 +57,9 @@ class PendingCall:
     hash: str
     """Identifies the call with these arguments, or its question: a decision or an answer with this hash applies to no
     other."""
+    summary: str = ""
+    """The call or its question in one line, for people: by the template of its tool (``@tool(summary=…)``), or its name
+    and first arguments."""
     kind: PendingKind = "approval"
     """``question``: its tool asks a question. ``callback``: a client runs the call, and answers with the result."""
     question: str | None = None
@@ -218,11 +221,11 @@ def _build_inbox_call(run: Run, agent: str, pending: WaitingCall) -> PendingCall
     return PendingCall(
         run=run,
         agent=agent,
-        tool=pending.name,
+        tool=pending.tool,
         since=_parse_optional_time(pending.since),
         expires=_parse_optional_time(pending.expires),
         consent=pending.consent,
-        **pending.model_dump(include={"call_id", "arguments", "hash", "kind", "question", "form"}),
+        **pending.model_dump(include={"call_id", "arguments", "summary", "hash", "kind", "question", "form"}),
     )
 
 

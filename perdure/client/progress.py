@@ -19,7 +19,7 @@ from temporalio.converter import DataConverter
 from temporalio.exceptions import ApplicationError, FailureError
 from temporalio.service import RPCError
 
-from ..errors import NoWorkerError, PerdureError, RunNotReadyError, RunStuckError
+from ..errors import NoWorkerError, PerdureError, RunNotReadyError, RunStuckError, join_sentences
 from ..temporal.task_queues import describe_task_queue
 from ..temporal.workflow_tasks import find_failing_task
 from .handles import ClientHandle, RunHandle
@@ -63,7 +63,7 @@ async def retry_while_not_ready(run: RunHandle, send: Callable[[], Awaitable[T]]
                 if failing is not None:
                     raise RunStuckError(f"run {run.id!r}: {failing}", hint=failing.way_out) from error
                 stuck_checks += 1
-                logger.warning("still waiting: %s; %s", error.message, error.hint)
+                logger.warning("still waiting: %s", join_sentences(error.message, error.hint))
         await asyncio.sleep(delay)
         delay = min(delay * 2, _MAX_READY_RETRY_SECONDS)
 
@@ -165,7 +165,7 @@ async def describe_missing_worker(client: ClientHandle, run: WorkflowExecutionDe
         error = await build_no_worker_error(client, run, UNANSWERED_SECONDS)
     except (PerdureError, RPCError):  # the server is asked for a detail
         return missing
-    return f"{missing}: {error.message}. {error.hint}"
+    return join_sentences(f"{missing}: {error.message}", error.hint)
 
 
 async def refuse_without_worker(run: RunHandle, sending: Coroutine[Any, Any, T]) -> T:

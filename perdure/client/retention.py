@@ -32,6 +32,7 @@ from ..temporal.errors import translate_service_error
 from ..types.interface import WORKFLOW_TYPE
 from ..types.limits import parse_seconds
 from .audit import audit_steering
+from .bulk_actions import KEEP_BULKS
 from .deferred_decisions import delete_old_decisions
 from .handles import ClientHandle
 from .schedules import list_schedule_ids
@@ -125,6 +126,7 @@ async def collect_garbage(
             while await store.delete_expired_idempotency(MAX_BATCH) == MAX_BATCH:
                 pass
             await delete_old_decisions(store)
+            await store.delete_old_bulks(timestamp(datetime.now(UTC) - KEEP_BULKS))
             await reconcile_waits(client)
     return collector.build_report()
 

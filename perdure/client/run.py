@@ -29,6 +29,7 @@ from ..errors import (
     RunNotFoundError,
     StoreMismatchError,
     build_error,
+    join_sentences,
 )
 from ..store import Chain
 from ..store.transcripts import load_full_conversation
@@ -298,7 +299,7 @@ class Run(StreamReader[OutputT]):
             closed = build_closed_status(description) is not None
             if not closed and not await has_poller(self.client, description, lately=True):
                 missing = await build_no_worker_error(self.client, description, NO_WORKER_SECONDS)
-                logger.warning("run %s waits: %s; %s", self.id, missing.message, missing.hint)
+                logger.warning("run %s waits: %s", self.id, join_sentences(missing.message, missing.hint))
         except (PerdureError, RPCError) as error:  # the wait itself raises the error
             logger.debug("cannot tell whether a worker serves run %s: %s", self.id, error)
 

@@ -14,7 +14,7 @@ from ..temporal.errors import translate_service_error
 from ..types.messages import clean_text
 from ..types.run_states import OPEN_STATES
 from .handles import ClientHandle
-from .run_states import RunSummary, refine_states
+from .run_states import RunSummary, add_recorded_texts, refine_states
 from .visibility import (
     IDS_PER_QUERY,
     INDEXED_STATES,
@@ -90,7 +90,7 @@ async def list_runs(
                     row.context_id, row.agent, row.status, started, tenant=row.tenant, user=row.user
                 )
     newest = sorted(summaries.values(), key=lambda run: run.started or datetime.min.replace(tzinfo=UTC), reverse=True)
-    return newest[:limit]
+    return await add_recorded_texts(client, newest[:limit])
 
 
 async def _read_chunks(

@@ -45,9 +45,42 @@ class RunSummary:
     user: str | None = None
     held_up: tuple[HeldUp, ...] = ()
     """What holds it up, or a subagent of it, the oldest first."""
+    first_message: str | None = None
+    """The beginning of the message that the run began with; None until the store has it, and without a store."""
+    error_type: str | None = None
+    """The class of the error that the run, or its last turn, failed with, and ``error``, its text."""
+    error: str | None = None
+    execution: str | None = field(default=None, repr=False)
+    """Temporal's run id of its last execution; None if Temporal does not have it."""
     store_id: str | None = field(default=None, repr=False)
     """The store of the client that has started it, if it has one; ``is_indexed``: its waits are a search attribute."""
     is_indexed: bool = field(default=False, repr=False)
+
+
+async def add_recorded_texts(client: ClientHandle, runs: Sequence[RunSummary]) -> list[RunSummary]:
+    """Return ``runs`` with the texts that the store has of them, by one statement; without a store unchanged."""
+    if client.store_url is None or not runs:
+        return list(runs)
+    try:
+        store = await client.store()
+        rows = await store.get_runs([run.id for run in runs])
+        unrecorded = [run.id for run in runs if run.id not in rows]
+        first = await store.find_first_messages(unrecorded) if unrecorded else {}
+    except StoreError as error:  # a list without words is better than none
+        logger.warning("the texts of runs cannot be read from the store: %s", error.message)
+        return list(runs)
+    return [
+        replace(run, first_message=first.get(run.id)) if (row := rows.get(run.id)) is None else copy_texts(run, row)
+        for run in runs
+    ]
+
+
+def copy_texts(run: RunSummary, row: RunRow) -> RunSummary:
+    """Return ``run`` with the texts of its row. An error is of a run that has ended, or of its last turn: while a run
+    that failed is tried again, the row is from before."""
+    is_old = row.status == "failed" and run.status in OPEN_STATES
+    error_type, error = (None, None) if is_old else (row.error_type, row.error)
+    return replace(run, first_message=row.first_message, error_type=error_type, error=error)
 
 
 async def refine_states(client: ClientHandle, runs: Sequence[RunSummary]) -> list[RunSummary]:

@@ -375,6 +375,7 @@ async def build_run_summary(client: ClientHandle, execution: WorkflowExecution) 
         execution.close_time,
         tenant=labels.get("tenant"),
         user=labels.get("user"),
+        execution=execution.run_id,
         store_id=await read_store_memo(execution) if execution.close_time is None else None,
         is_indexed=indexed_status is not None,
     )

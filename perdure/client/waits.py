@@ -99,4 +99,7 @@ async def _build_row(store: Store, call: PendingCall) -> WaitRow | None:
     root = run.root if run is not None and run.root is not None else call.run_id
     since = format_utc_now() if call.since is None else timestamp(call.since)
     expires_at = None if call.expires is None else timestamp(call.expires)
-    return WaitRow(call.run_id, call.call_id, root, call.kind, call.agent, call.tool, call.hash, since, expires_at)
+    return WaitRow(
+        *(call.run_id, call.call_id, root, call.kind, call.agent, call.tool, call.hash, since, expires_at),
+        summary=call.summary,
+    )

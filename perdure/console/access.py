@@ -24,14 +24,14 @@ from starlette.responses import Response
 
 from ..client.client import Client
 from ..client.deferred_decisions import UNDO_SECONDS, DecisionSender
-from ..errors import PerdureError
+from ..errors import PerdureError, join_sentences
 from ..ports.times import add_seconds, format_utc_now
 from ..ports.tokens import LoginRow, hash_login
 from ..types.messages import clean_text
 from ..web.app import MAX_CONSOLE_UPLOAD_BYTES
 from ..web.auth import BearerTokens, Caller, build_token_caller, check_token_validity
-from ..web.limits import FailureLimiter
-from ..web.operations import Web, iterate_body
+from ..web.limits import FailureLimiter, iterate_body
+from ..web.operations import Web
 from ..web.origins import is_loopback_name, is_own_origin, parse_host
 from ..web.problems import ForbiddenError, UnauthorizedError, WebError
 from .texts import format_size
@@ -311,4 +311,4 @@ def check_origin(request: Request) -> None:
 
 def describe_error(error: PerdureError) -> str:
     """Return what a person is told of an error."""
-    return " ".join(part for part in (error.message, error.hint) if part)
+    return join_sentences(error.message, error.hint)

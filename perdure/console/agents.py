@@ -8,7 +8,8 @@ import asyncio
 import difflib
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
 from fnmatch import fnmatchcase
 from itertools import islice
 from typing import Any
@@ -25,6 +26,7 @@ from ..web.auth import Caller, Resource
 from ..web.lists import read_visible_agents
 from ..web.operations import Call
 from ..web.problems import NotFoundError
+from ..web.records import UsageQuery, UsageTotals, sum_usage
 from .forms import resolve_reference
 from .inbox import count_pending
 from .pages import Page, PageRoute
@@ -32,6 +34,7 @@ from .texts import format_cost, format_count, format_duration, format_json
 
 ROWS = 50
 """Agents of a page."""
+_WEEK_AGENTS = 400
 VERSIONS = 20
 """Versions that the page of an agent names."""
 _MAX_TOOLS = 200
@@ -215,7 +218,7 @@ def _list_facts(definition: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 _LIMIT_NAMES = {
-    "iterations": "Model calls",
+    "iterations": "Iterations",
     "tokens": "Tokens",
     "cost_usd": "Cost",
     "wall_time": "Time at work",
@@ -228,7 +231,7 @@ _LIMIT_NAMES = {
 
 def _list_limits(definition: Mapping[str, Any], limits: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if "max_iterations" in definition:
-        yield "Model calls per turn", _format_limit("iterations", definition["max_iterations"])
+        yield "Iterations per turn", _format_limit("iterations", definition["max_iterations"])
     for scope, values in (("run", limits), ("turn", _map(limits.get("turn")))):
         for name, value in values.items():
             if name != "turn" and value is not None:
@@ -463,6 +466,16 @@ class AgentRowView:
     versions: int
     seen_at: str
     open_runs: int | None
+    week: UsageTotals | None
+    """Its model calls of the last seven days."""
+
+
+async def _read_week(call: Call, agent: str | None = None) -> dict[str, UsageTotals]:
+    """Return the sums of the model calls of the last seven days that the caller may see, by agent."""
+    since = datetime.now(UTC) - timedelta(days=7)
+    query = UsageQuery(group="agent", agent=agent, since=since.isoformat(), limit=_WEEK_AGENTS)  # type: ignore[arg-type]  # parsed by the model
+    listed = await sum_usage(replace(call, query=query))
+    return {totals.key: totals for totals in listed.data if totals.key is not None}
 
 
 def sees_all_runs(caller: Caller) -> bool:
@@ -476,15 +489,16 @@ async def show_agents(page: Page) -> Response:
     after = page.request.query_params.get("after", "")
     names = sorted(name for name in agents if name > after)
     shown = names[:ROWS]
-    views, open_runs, count = await asyncio.gather(
+    views, open_runs, weeks, count = await asyncio.gather(
         asyncio.to_thread(lambda: [build_agent_view(name, read_definition(agents[name][0])) for name in shown]),
         _count_runs(page.call, shown),
+        _read_week(page.call),
         count_pending(page),
     )
-    rows = [
-        AgentRowView(view, len(agents[view.name]), agents[view.name][0].seen_at, open_runs.get(view.name))
-        for view in views
-    ]
+    rows = []
+    for view in views:
+        name, known = view.name, agents[view.name]
+        rows.append(AgentRowView(view, len(known), known[0].seen_at, open_runs.get(name), weeks.get(name)))
     cursor = shown[-1] if len(names) > ROWS else None
     return page.render("agents.html", rows=rows, cursor=cursor, is_first=not after, total=len(agents), count=count)
 
@@ -536,9 +550,10 @@ async def show_agent(page: Page) -> Response:
     row, other = _find_version(rows, given.get("version")), given.get("against")
     if other:
         return await _show_changes(page, name, _find_version(rows, other), row)
-    view, served, may_send, count = await asyncio.gather(
+    view, served, weeks, may_send, count = await asyncio.gather(
         asyncio.to_thread(lambda: build_agent_view(name, read_definition(row))),
         _find_served(page.call, name),
+        _read_week(page.call, name),
         page.call.may("send", Resource("agent", name, agent=name)),
         count_pending(page),
     )
@@ -550,6 +565,7 @@ async def show_agent(page: Page) -> Response:
         versions=rows[:VERSIONS],
         total=len(rows),
         served=served,
+        week=weeks.get(name),
         may_send=may_send,
         count=count,
     )

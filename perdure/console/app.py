@@ -10,12 +10,30 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import BaseRoute, Mount, Route
 
+from .. import _config as config
 from ..client.deferred_decisions import UNDO_SECONDS
 from ..errors import PerdureError
 from ..web.app import CONSOLE_PREFIX
 from ..web.operations import ApiRouter, Web
 from ..web.problems import NotFoundError, UnauthorizedError, build_problem, build_unexpected_problem
-from . import agents, audit, chat, compare, costs, decisions, inbox, run, runs, schedules, sign_ins, webhooks, workers
+from . import (
+    agents,
+    attempts,
+    audit,
+    bulk,
+    chat,
+    compare,
+    costs,
+    decisions,
+    inbox,
+    overview,
+    run,
+    runs,
+    schedules,
+    sign_ins,
+    webhooks,
+    workers,
+)
 from .access import (
     FORM_COOKIE,
     LOGIN_COOKIE,
@@ -40,6 +58,9 @@ def _clean_next(target: str) -> str:
     return target if is_own and "\\" not in target and target.isprintable() and len(target) < 4_000 else "/inbox"
 
 
+_LOGIN_HINT = "Copy it whole, with the pdr_ at its beginning. It may also have been revoked, or have expired."
+
+
 def _build_login_route(access: ConsoleAccess) -> Route:
     async def endpoint(request: Request) -> Response:
         visitor, status, problem = build_visitor(request, NOBODY), 200, None
@@ -56,6 +77,8 @@ def _build_login_route(access: ConsoleAccess) -> Route:
             except PerdureError as error:
                 answer = build_problem(error)
                 status, problem = answer.status_code, json.loads(bytes(answer.body))
+                if isinstance(error, UnauthorizedError):
+                    problem = {"detail": "That is not a token of this server.", "hint": _LOGIN_HINT}
             except Exception as error:
                 build_unexpected_problem(error)
                 status, problem = 500, {"detail": "The login failed unexpectedly."}
@@ -99,8 +122,8 @@ async def _send_asset(request: Request) -> Response:
     return Response(asset.content, 200, headers, asset.media_type)
 
 
-async def _go_to_inbox(page: Page) -> Response:
-    return page.redirect("/inbox")
+async def _go_to_overview(page: Page) -> Response:
+    return page.redirect("/overview")
 
 
 async def _refuse_unknown(_: Page) -> Response:
@@ -108,15 +131,18 @@ async def _refuse_unknown(_: Page) -> Response:
 
 
 PAGE_ROUTES: Sequence[PageRoute] = (
-    PageRoute("GET", "/", _go_to_inbox, "first"),
+    PageRoute("GET", "/", _go_to_overview, "first"),
     *(
         page
         for module in (
+            overview,
             inbox,
             decisions,
             sign_ins,
             runs,
+            bulk,
             run,
+            attempts,
             chat,
             compare,
             agents,
@@ -138,6 +164,7 @@ def console_routes(
     """Build the routes of the console, to be mounted in the application of :func:`perdure.web.app.create_app`, or
     inside its middleware (:func:`perdure.web.app.build_middleware`). ``undo_seconds``: how long a decision of a page
     can be taken back; 0 sends it at once."""
+    config.get_temporal_ui(), config.get_log_url()  # a wrong setting is an error at the start
     access = ConsoleAccess(web, undo_seconds)
     pages = [page.build_route(web, access) for page in PAGE_ROUTES]
     unknown = PageRoute("GET", "/{rest:path}", _refuse_unknown, "unknown").build_route(web, access)

@@ -16,12 +16,12 @@ from starlette.responses import Response, StreamingResponse
 
 from ..client.pages import MAX_PAGE
 from ..errors import InvalidInputError
+from ..types.visible_text import show_controls
 from ..web.auth import Resource
 from ..web.operations import validate
 from ..web.records import AuditEntry, AuditList, AuditQuery, list_audit
 from .inbox import count_pending
 from .pages import HEADERS, Page, PageRoute
-from .texts import show_controls
 
 ROWS = 50
 MAX_EXPORT_ROWS = 50_000
@@ -83,6 +83,16 @@ async def _read(page: Page, query: AuditQuery) -> AuditList:
     return await list_audit(replace(page.call, query=query))
 
 
+AUTH_WORDS = (
+    ("token:…", "By the API token whose id begins so. The pointer over it shows the whole id."),
+    ("proxy", "A proxy in front of the service, which is trusted, has said so."),
+    ("os-user", "The user of the operating system who ran the program or command there."),
+    ("given", "The program gave this name. It was not checked."),
+    ("dev", "The service ran with --dev, without a login."),
+)
+"""What the words under a name mean."""
+
+
 async def show_audit(page: Page) -> Response:
     """Show the requests that the address asks for, the newest first."""
     await page.call.authorize("operate", "list_audit", Resource("audit"))
@@ -95,6 +105,7 @@ async def show_audit(page: Page) -> Response:
         filters=filters,
         query=urlencode(filters),
         verbs=VERBS,
+        auth_words=AUTH_WORDS,
         today=datetime.now(UTC).date(),
         yesterday=datetime.now(UTC).date() - timedelta(days=1),
         max_rows=MAX_EXPORT_ROWS,

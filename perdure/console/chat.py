@@ -35,6 +35,7 @@ from ..web.problems import ForbiddenError, NotFoundError, build_problem
 from ..web.sessions import NewSession, SessionEvent, create_session, post_event
 from .access import MAX_FILES, Form
 from .decisions import STATUS_SECONDS, Outcome, describe_decision, find_outcome
+from .event_window import read_first_message
 from .forms import Field, build_answer_fields, build_fields, find_tool_schema, parse_json_field, read_group
 from .inbox import count_pending, decide_call, find_decided, has_started
 from .inbox import show_call as show_inbox_call
@@ -42,7 +43,7 @@ from .inbox import show_outcome as show_inbox_outcome
 from .pages import Page, PageRoute, build_context, build_templates
 from .run import PATIENT_SECONDS, follow_page, read_nonce, read_status, read_view
 from .texts import render_in_thread
-from .transcript import Block, CallBlock, NoteBlock, read_first_message
+from .transcript import Block, CallBlock, NoteBlock
 
 _SESSIONS = 8
 """Sessions of an agent that its page lists."""

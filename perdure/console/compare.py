@@ -53,7 +53,7 @@ class Origin:
 
     run: str
     at: int
-    """The model call after which it begins."""
+    """The iteration after which it begins."""
     by: str | None
     may_read: bool
 

@@ -20,7 +20,7 @@ from starlette.responses import Response
 from ..client.audit import audit_steering
 from ..client.deferred_decisions import build_decision_row, read_answer
 from ..client.visibility import read_pending_memo
-from ..errors import InvalidInputError, PerdureError
+from ..errors import InvalidInputError, PerdureError, join_sentences
 from ..ports.decisions import DecisionRow
 from ..types.approvals import DecidedApproval, WaitingCall
 from ..types.interface import Status
@@ -94,7 +94,7 @@ def describe_decision(decided: DecidedApproval, me: str) -> tuple[str, str, Tone
 
 def build_problem_outcome(key: str, session: str, problem: Mapping[str, Any]) -> Outcome:
     """Build the outcome of a decision that was refused."""
-    detail = " ".join(filter(None, [problem["detail"], problem.get("hint")]))
+    detail = join_sentences(problem["detail"], problem.get("hint"))
     is_over = problem["status"] in (404, 409)
     title = "Not decided" if problem["status"] != 409 else "Decided already"
     return Outcome(key, "warn", title, detail, session, "", is_over)

@@ -14,13 +14,15 @@ from typing import Any, Literal
 
 from ..client.pages import gather_bounded
 from ..errors import InvalidInputError
+from ..types.summaries import find_template_flaw, render_summary, summarize_call
+from ..types.visible_text import hides_characters
 from ..web.approvals import PendingCall as InboxCall
 from ..web.limits import parse_json_body
 from ..web.lists import read_visible_agents
 from ..web.operations import Call
 from ..web.problems import WebError
 from .access import Form
-from .texts import format_json, hides_characters, mark_changes
+from .texts import format_json, mark_changes
 
 MAX_FIELDS = 60
 """Most fields of a form; arguments with more are changed as JSON."""
@@ -218,23 +220,44 @@ async def find_tool_schemas(call: Call, waits: Sequence[InboxCall]) -> dict[tupl
     found = await gather_bounded(lambda name: read_visible_agents(call, name), agents)
     definitions = {name: json.loads(rows[0].body) for known in found for name, rows in known.items()}
     return {
-        (wait.agent, wait.tool): _pick_schema(definitions[wait.agent], wait.tool)
+        (wait.agent, wait.tool): get_parameters(_pick_tool(definitions[wait.agent], wait.tool))
         for wait in waits
         if wait.agent in definitions
     }
 
 
+async def find_tool(call: Call, agent: str, tool: str) -> Mapping[str, Any]:
+    """Return a tool as the newest definition of the agent that a worker has recorded has it; {} if there is none that
+    the caller may see."""
+    rows = (await read_visible_agents(call, agent)).get(agent)
+    return _pick_tool(json.loads(rows[0].body), tool) if rows else {}
+
+
 async def find_tool_schema(call: Call, agent: str, tool: str) -> Mapping[str, Any] | None:
-    """Return the schema of a tool's arguments, by the newest definition of the agent that a worker has recorded; None
-    if there is none that the caller may see."""
-    rows = (await read_visible_agents(call)).get(agent)
-    return _pick_schema(json.loads(rows[0].body), tool) if rows else None
+    """Return the schema of a tool's arguments; None if it is not known."""
+    return get_parameters(await find_tool(call, agent, tool))
 
 
-def _pick_schema(definition: Mapping[str, Any], tool: str) -> Mapping[str, Any] | None:
-    tools = definition.get("tools", ())
-    schema = next((known.get("parameters") for known in tools if known.get("name") == tool), None)
+def get_parameters(tool: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Return the schema of the arguments of a tool of a definition."""
+    schema = tool.get("parameters")
     return schema if isinstance(schema, Mapping) else None
+
+
+def summarize_changed(tool: Mapping[str, Any], name: str, arguments: Mapping[str, Any]) -> str:
+    """Return the summary of a call of a tool of a definition with the arguments that a decision gives it."""
+    template, schema = tool.get("summary"), get_parameters(tool) or {}
+    if not isinstance(template, str) or find_template_flaw(template, schema) is not None:
+        return summarize_call(name, arguments)
+    properties = schema.get("properties")
+    known = properties.items() if isinstance(properties, Mapping) else ()
+    defaults = {key: of["default"] for key, of in known if isinstance(of, Mapping) and "default" in of}
+    return render_summary(template, {**defaults, **arguments})
+
+
+def _pick_tool(definition: Mapping[str, Any], tool: str) -> Mapping[str, Any]:
+    known = next((known for known in definition.get("tools", ()) if known.get("name") == tool), None)
+    return known if isinstance(known, Mapping) else {}
 
 
 # ---

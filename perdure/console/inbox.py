@@ -18,7 +18,7 @@ from urllib.parse import quote
 from starlette.responses import JSONResponse, Response
 
 from ..client.pages import gather_bounded
-from ..errors import InvalidInputError, PerdureError, RunNotFoundError
+from ..errors import ApprovalForbiddenError, InvalidInputError, PerdureError, RunNotFoundError, join_sentences
 from ..ports.store import RunRow
 from ..ports.waits import WaitRow
 from ..types.approvals import DecidedApproval, WaitingCall, hash_arguments, hash_name
@@ -44,29 +44,28 @@ from .decisions import (
     find_waiting_tool,
     parse_item,
 )
+from .event_window import add_stored_parts, read_first_message, read_window
 from .forms import (
     Field,
     build_answer_fields,
     build_fields,
     find_changes,
-    find_tool_schema,
+    find_tool,
     find_tool_schemas,
+    get_parameters,
     list_defaults,
     parse_json_field,
     read_answer,
     read_fields,
+    summarize_changed,
 )
 from .pages import HEADERS, Page, PageRoute
 from .sign_ins import may_sign_in
-from .texts import format_value
-from .transcript import CallBlock, Transcript, add_stored_parts, read_first_message, read_window
+from .transcript import CallBlock, Transcript
 
-ROWS = 25
+FILTERS = ("agent", "kind", "tool", "tenant", "user", "text", "order", "group")
+ROWS = 50
 """Rows of a page."""
-_LONG_LINES = 12
-"""Arguments that take more lines are folded: a row is to be unfolded before it is approved."""
-_LONG_VALUE_LINES = 4
-"""Of such arguments, those that take more lines are folded each; else all together."""
 _MAX_SHOWN_CHARS = 500_000
 """Arguments that are longer, as JSON, are not shown, and so not approved here."""
 _CONTEXT_BLOCKS = 12
@@ -86,10 +85,6 @@ class Row:
     item: str
     """What its form sends: the run, the call and the hash of what is shown."""
     may_decide: bool
-    is_long: bool
-    """Whether some of it is folded."""
-    folded: Sequence[str]
-    """Names of the arguments that are folded; if it is long and there are none, all of them are, together."""
     is_selectable: bool
     """Whether it can be decided with others: an approval that is shown whole, and needs no second person."""
     fields: Sequence[Field] = ()
@@ -105,20 +100,16 @@ class Row:
 async def _build_row(
     page: Page, wait: InboxCall, others: int, schema: Mapping[str, Any] | None, outcome: Outcome | None
 ) -> Row:
-    resource = Resource("session", wait.session, wait.agent, wait.tenant, wait.user)
+    resource = Resource("session", wait.run_id, wait.agent, wait.tenant, wait.user)
     is_approval = wait.kind == "approval"
     may = await page.call.may("decide" if is_approval else "send", resource)
-    lines = {name: _count_lines(format_value(value)) for name, value in (wait.arguments or {}).items()}
-    is_long = sum(lines.values()) > _LONG_LINES
     has_form = not is_approval and not wait.is_cut and wait.consent is None
     fields = build_answer_fields(wait.form) if has_form else []
     return Row(
         wait,
-        build_key(wait.session, wait.call_id, wait.hash),
-        json.dumps([wait.session, wait.call_id, wait.hash]),
+        build_key(wait.run_id, wait.call_id, wait.hash),
+        json.dumps([wait.run_id, wait.call_id, wait.hash]),
         may,
-        is_long=is_long,
-        folded=[name for name, count in lines.items() if is_long and count > _LONG_VALUE_LINES],
         is_selectable=may and is_approval and not wait.is_cut and not wait.separate and outcome is None,
         fields=fields if len(fields) <= 4 else (),
         others=others,
@@ -127,14 +118,10 @@ async def _build_row(
     )
 
 
-def _count_lines(text: str) -> int:
-    return text.count("\n") + 1 + len(text) // 110
-
-
 def _read_query(page: Page) -> ApprovalsQuery:
     given = page.request.query_params
-    fields: dict[str, Any] = {"limit": ROWS, "by_expiry": given.get("order") == "expiry"}
-    fields |= {name: given[name].strip() for name in ("agent", "kind", "cursor") if given.get(name, "").strip()}
+    fields: dict[str, Any] = {"limit": ROWS}
+    fields |= {name: given[name].strip() for name in (*FILTERS, "cursor") if given.get(name, "").strip()}
     return validate(ApprovalsQuery, fields, "the address")
 
 
@@ -146,7 +133,7 @@ async def _list_rows(page: Page) -> tuple[list[Row], str | None]:
     schemas = await find_tool_schemas(
         page.call, [wait for wait in listed.data if wait.kind == "approval" and not wait.is_cut]
     )
-    deferred = await find_decisions(page, [wait.session for wait in listed.data])
+    deferred = await find_decisions(page, [wait.run_id for wait in listed.data])
     outcomes = {name: describe_row(page, row) for name, row in deferred.items()}
     return [
         await _build_row(
@@ -154,7 +141,7 @@ async def _list_rows(page: Page) -> tuple[list[Row], str | None]:
             wait,
             max(counts[wait.tenant, wait.user] - 1, 0) if wait.user else 0,
             schemas.get((wait.agent, wait.tool)),
-            outcomes.get((wait.session, wait.call_id, wait.hash)),
+            outcomes.get((wait.run_id, wait.call_id, wait.hash)),
         )
         for wait in listed.data
     ], listed.cursor
@@ -164,7 +151,7 @@ async def _list_visible_waits(page: Page, query: ApprovalsQuery) -> tuple[list[t
     """List the first waits that the visitor may see, with their runs, as the store has them: no run is asked. Also
     return whether there are no more."""
     store = await page.call.client.store()
-    rows = await store.list_waits(agent=query.agent, kind=query.kind, by_expiry=query.by_expiry, limit=_KEYS)
+    rows = await store.list_waits(**query.model_dump(include=set(FILTERS)), limit=_KEYS)
     known = await store.get_runs([row.context_id for row in rows])
     pairs = [(row, known[row.context_id]) for row in rows if row.context_id in known]
     visible = [
@@ -185,14 +172,42 @@ async def count_pending(page: Page) -> int | None:
 
 async def show_inbox(page: Page) -> Response:
     """Show what waits, the longest waiting first, or what expires the soonest."""
+    return await _render_inbox(page, [])
+
+
+async def _render_inbox(page: Page, results: Sequence[Outcome]) -> Response:
     (rows, cursor), count = await asyncio.gather(_list_rows(page), count_pending(page))
-    return page.render("inbox.html", rows=rows, cursor=cursor, count=count, **_describe_filters(page), results=[])
-
-
-def _describe_filters(page: Page) -> dict[str, Any]:
     given = page.request.query_params
-    filters = {name: given[name] for name in ("agent", "kind", "order") if given.get(name)}
-    return {"filters": filters, "is_first": "cursor" not in given}
+    filters = {name: given[name] for name in FILTERS if given.get(name)}
+    query = _read_query(page)
+    groups: dict[str, int] = {}
+    if (
+        query.group is not None
+        and count is not None
+        and not filters.keys() & {"tool", "tenant", "user", "text", "order"}
+    ):
+        store = await page.call.client.store()
+        groups = await store.count_wait_groups(query.group, agent=query.agent, kind=query.kind)
+
+    amounts = [row.wait.amount for row in rows if row.wait.amount is not None]
+
+    def drop_filter(dropped: str) -> dict[str, str]:
+        return {name: value for name, value in filters.items() if name != dropped}
+
+    return page.render(
+        "inbox.html",
+        rows=rows,
+        cursor=cursor,
+        count=count,
+        filters=filters,
+        is_filtered=bool(filters.keys() - {"group"}),
+        is_first="cursor" not in given,
+        has_amounts=bool(amounts),
+        has_cents=any(amount != round(amount) for amount in amounts),
+        groups=groups,
+        drop_filter=drop_filter,
+        results=results,
+    )
 
 
 async def list_changes(page: Page) -> Response:
@@ -207,11 +222,11 @@ async def list_changes(page: Page) -> Response:
 
 
 def _build_outcome(item: Decision, result: DecisionResult, me: str) -> Outcome:
-    key = build_key(item.session, item.call_id, item.hash)
+    key = build_key(item.run_id, item.call_id, item.hash)
     if result.decided is not None:
         title, text, tone = describe_decision(result.decided, me)
-        return Outcome(key, tone, title, text, item.session, result.decided.name, at=result.decided.at)
-    return build_problem_outcome(key, item.session, cast(dict[str, Any], result.problem))
+        return Outcome(key, tone, title, text, item.run_id, result.decided.tool, at=result.decided.at)
+    return build_problem_outcome(key, item.run_id, cast(dict[str, Any], result.problem))
 
 
 async def decide_rows(page: Page) -> Response:
@@ -232,7 +247,7 @@ async def decide_rows(page: Page) -> Response:
         items, outcomes = await _refuse_unselectable(page, items)
     decisions = [
         Decision(
-            session=session,
+            run_id=session,
             call_id=call_id,
             hash=shown,
             decision="approve" if decision == "approve" else "deny",
@@ -251,18 +266,18 @@ async def decide_rows(page: Page) -> Response:
 
 async def _defer(page: Page, item: Decision) -> Outcome:
     """Take a decision that can be taken back, if the call still waits."""
-    names = item.session, item.call_id, item.hash
+    names = item.run_id, item.call_id, item.hash
     try:
-        call = await _open_call(page, item.session)
+        call = await _open_call(page, item.run_id)
         await call.authorize("decide", cast(str, item.decision))
         pending, status = await find_pending(call, item.call_id)
-        tool = pending.name if pending else await find_waiting_tool(page, names) if status.reason else ""
+        tool = pending.tool if pending else await find_waiting_tool(page, names) if status.reason else ""
         if not tool or (pending is not None and pending.hash != item.hash):
             gone = await _describe_gone(page, call, item)
             return replace(gone, title="Decided already", text=f"{gone.title}. {gone.text}") if gone.is_over else gone
         return await defer_decision(page, call, names, tool, {"decision": item.decision, "comment": item.comment})
     except PerdureError as error:
-        return build_problem_outcome(build_key(*names), item.session, json.loads(bytes(build_problem(error).body)))
+        return build_problem_outcome(build_key(*names), item.run_id, json.loads(bytes(build_problem(error).body)))
 
 
 async def _refuse_unselectable(
@@ -292,7 +307,7 @@ async def _describe_unlisted(page: Page, item: tuple[str, str, str]) -> Outcome:
         call = await _open_call(page, session)
     except (RunNotFoundError, ForbiddenError):
         return Outcome(build_key(*item), "warn", "Not decided", "There is no such call, or none that you may see.")
-    return await _describe_gone(page, call, Decision(session=session, call_id=call_id, hash=shown))
+    return await _describe_gone(page, call, Decision(run_id=session, call_id=call_id, hash=shown))
 
 
 async def _open_call(page: Page, session: str) -> Call:
@@ -310,10 +325,10 @@ async def _answer_row(page: Page, item: tuple[str, str, str], error: str | None)
     call = await _open_call(page, session)
     pending, _ = await find_pending(call, call_id)
     if pending is None or pending.hash != shown:
-        decision = Decision(session=session, call_id=call_id, hash=shown, value=None)
+        decision = Decision(run_id=session, call_id=call_id, hash=shown, value=None)
         return await _show_outcomes(page, [await _describe_gone(page, call, decision)])
     value = None if error is not None else read_answer(page.form, pending.form)
-    decision = Decision(session=session, call_id=call_id, hash=shown, value=value, error=error)
+    decision = Decision(run_id=session, call_id=call_id, hash=shown, value=value, error=error)
     answer = await decide_approvals(replace(page.call, body=Decisions(decisions=[decision])))
     return await _show_outcomes(page, [_build_outcome(decision, answer.results[0], page.call.by)])
 
@@ -321,34 +336,32 @@ async def _answer_row(page: Page, item: tuple[str, str, str], error: str | None)
 async def _show_outcomes(page: Page, outcomes: Sequence[Outcome]) -> Response:
     if page.wants_fragment:
         return page.render("outcomes.html", outcomes=outcomes)
-    (rows, cursor), count = await asyncio.gather(_list_rows(page), count_pending(page))
-    filters = _describe_filters(page)
-    return page.render("inbox.html", rows=rows, cursor=cursor, count=count, **filters, results=outcomes)
+    return await _render_inbox(page, outcomes)
 
 
 async def show_outcome(page: Page) -> Response:
     """Show, in the place of a row's buttons, what became of a call that waits no longer."""
     shown = page.request.query_params.get("hash", "")
-    decision = Decision(session=page.call.params["id"], call_id=page.call.params["call_id"], hash=shown or "-")
+    decision = Decision(run_id=page.call.params["id"], call_id=page.call.params["call_id"], hash=shown or "-")
     return page.render("outcomes.html", outcomes=[await _describe_gone(page, page.call, decision)])
 
 
 async def _describe_gone(page: Page, call: Call, item: Decision) -> Outcome:
-    key = build_key(item.session, item.call_id, item.hash)
-    if (deferred := await find_outcome(page, item.session, item.call_id, item.hash)) is not None:
+    key = build_key(item.run_id, item.call_id, item.hash)
+    if (deferred := await find_outcome(page, item.run_id, item.call_id, item.hash)) is not None:
         return deferred
     pending, status = await find_pending(call, item.call_id)
     if pending is not None:
         if pending.hash == item.hash:
-            return Outcome(key, "warn", "It still waits", "Load the page to decide on it.", item.session, is_over=False)
-        return Outcome(key, "warn", "It has changed", "The call waits with other arguments now.", item.session)
+            return Outcome(key, "warn", "It still waits", "Load the page to decide on it.", item.run_id, is_over=False)
+        return Outcome(key, "warn", "It has changed", "The call waits with other arguments now.", item.run_id)
     past = find_decided(status, item.call_id)
     if past is None and status.reason and status.state in OPEN_STATES:
-        return Outcome(key, "warn", "The run does not answer", status.reason, item.session, is_over=False)
+        return Outcome(key, "warn", "The run does not answer", status.reason, item.run_id, is_over=False)
     if past is None:
-        return Outcome(key, "warn", "It waits no longer", f"The run is {status.state}.", item.session)
+        return Outcome(key, "warn", "It waits no longer", f"The run is {status.state}.", item.run_id)
     title, text, tone = describe_decision(past, page.call.by)
-    return Outcome(key, tone, title, text, item.session, past.name, at=past.at)
+    return Outcome(key, tone, title, text, item.run_id, past.tool, at=past.at)
 
 
 def find_decided(status: Status, call_id: str) -> DecidedApproval | None:
@@ -375,22 +388,23 @@ async def _show_call(page: Page, *, problem: str | None = None, status_code: int
         if deferred is not None and deferred.is_pending:
             shown = _find_arguments(pending, block)
             count = await count_pending(page)
-            return page.render("decided.html", outcome=deferred, name=pending.name, arguments=shown, count=count)
+            return page.render("decided.html", outcome=deferred, name=pending.tool, arguments=shown, count=count)
         if deferred is not None and not deferred.is_over:
             problem = problem or f"{deferred.title}. {deferred.text}"
     if pending is None:
         past = find_decided(status, call_id)
         if past is None and not isinstance(block, CallBlock):
             raise NotFoundError("there is no such call")
-        outcome = await _describe_gone(page, page.call, Decision(session=status.context_id, call_id=call_id, hash="-"))
+        outcome = await _describe_gone(page, page.call, Decision(run_id=status.context_id, call_id=call_id, hash="-"))
         shown = block.arguments if isinstance(block, CallBlock) else None
-        name = past.name if past is not None else cast(CallBlock, block).name
+        name = past.tool if past is not None else cast(CallBlock, block).name
         count = await count_pending(page)
         return page.render("decided.html", outcome=outcome, name=name, arguments=shown, count=count)
     arguments = _find_arguments(pending, block)
     if len(json.dumps(arguments)) > _MAX_SHOWN_CHARS:
         arguments = None
-    schema = await find_tool_schema(page.call, status.agent, pending.name)
+    tool = await find_tool(page.call, status.agent, pending.tool)
+    schema = get_parameters(tool)
     is_approval = pending.kind == "approval"
     fields = build_fields(schema, arguments) if is_approval and arguments is not None else []
     blocks = [known for known in transcript.blocks.values() if known.key != f"c-{call_id}"][-_CONTEXT_BLOCKS:]
@@ -399,6 +413,7 @@ async def _show_call(page: Page, *, problem: str | None = None, status_code: int
         "call.html",
         status=status_code,
         pending=pending,
+        description=str(tool.get("description") or ""),
         run=status,
         resource=resource,
         arguments=arguments,
@@ -414,7 +429,7 @@ async def _show_call(page: Page, *, problem: str | None = None, status_code: int
         given=await read_given_results(page.call),
         others=await _list_others(page, resource, call_id),
         count=await count_pending(page),
-        standing=[one for one in status.standing if one.tool == pending.name],
+        standing=[one for one in status.standing if one.tool == pending.tool],
         values=page.form,
     )
 
@@ -442,7 +457,7 @@ def _find_arguments(pending: WaitingCall, block: Any) -> Mapping[str, Any] | Non
     """Return the arguments that the hash is of, in the model's order, which the events have; large ones only they
     have."""
     given = block.arguments if isinstance(block, CallBlock) else None
-    if given is not None and hash_arguments(pending.call_id, pending.name, given) == pending.hash:
+    if given is not None and hash_arguments(pending.call_id, pending.tool, given) == pending.hash:
         return given
     return pending.arguments
 
@@ -475,11 +490,11 @@ async def decide_call(page: Page, back: str | None = None) -> Response:
         if event["type"] == "approval" and page.access.undo_seconds:
             return await _defer_event(page, SessionEvent.model_validate(event).root, back)
         accepted = await post_event(replace(page.call, body=SessionEvent.model_validate(event)))
-    except InvalidInputError as error:
+    except (InvalidInputError, ApprovalForbiddenError) as error:
         if page.wants_fragment:
             raise
-        message = " ".join(filter(None, [error.message, error.hint]))
-        return await _show_call(page, problem=message, status_code=400)
+        message = join_sentences(error.message, error.hint)
+        return await _show_call(page, problem=message, status_code=build_problem(error).status_code)
     except PerdureError as error:
         if page.wants_fragment or build_problem(error).status_code != 409:
             raise
@@ -500,12 +515,12 @@ async def _defer_event(page: Page, event: Any, back: str | None) -> Response:
         if not page.wants_fragment:
             return await _show_call(page, problem="The call has changed, or waits no longer.", status_code=409)
         outcome = await _describe_gone(
-            page, page.call, Decision(session=session, call_id=call_id, hash=event.hash or "-")
+            page, page.call, Decision(run_id=session, call_id=call_id, hash=event.hash or "-")
         )
     else:
         fields = {"comment": event.comment, "arguments": event.arguments, "always": event.always or None}
         fields["decision"] = event.decision
-        outcome = await defer_decision(page, page.call, (session, call_id, pending.hash), pending.name, fields)
+        outcome = await defer_decision(page, page.call, (session, call_id, pending.hash), pending.tool, fields)
     if page.wants_fragment:
         return page.render("outcomes.html", outcomes=[outcome])
     return page.redirect(back or f"/inbox/{quote(session, safe='')}/{quote(call_id, safe='')}")
@@ -547,7 +562,8 @@ async def _review_change(page: Page) -> Response:
         return await _show_call(page)
     block = (await _read_context(page)).blocks.get(f"c-{call_id}")
     old = _find_arguments(pending, block) or {}
-    schema = await find_tool_schema(page.call, status.agent, pending.name)
+    tool = await find_tool(page.call, status.agent, pending.tool)
+    schema = get_parameters(tool)
     if "arguments" in page.form:
         new = parse_json_field("arguments", page.form.get("arguments"))
         if not isinstance(new, dict):
@@ -562,6 +578,7 @@ async def _review_change(page: Page) -> Response:
         pending=pending,
         run=status,
         resource=page.call.resource or Resource("session"),
+        summary=summarize_changed(tool, pending.tool, new),
         changes={change.name: change for change in changes},
         shown={**old, **new},
         defaults=[] if schema is None else list_defaults(schema, new),

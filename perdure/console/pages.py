@@ -28,6 +28,7 @@ from starlette.routing import Route
 
 from ..client.audit import audit_caller
 from ..errors import PerdureError, RunNotFoundError
+from ..types.summaries import is_own_summary
 from ..web.auth import Caller, Resource, Verb
 from ..web.operations import Call, Web
 from ..web.origins import get_client_address
@@ -64,6 +65,7 @@ _ASSETS = {
     "decisions.js": "text/javascript; charset=utf-8",
     "inbox.js": "text/javascript; charset=utf-8",
     "run.js": "text/javascript; charset=utf-8",
+    "bulk.js": "text/javascript; charset=utf-8",
     "chat.css": "text/css; charset=utf-8",
     "chat.js": "text/javascript; charset=utf-8",
     "icon.svg": "image/svg+xml",
@@ -111,16 +113,25 @@ def build_templates() -> Environment:
         "pretty": texts.format_json,
         "value": texts.format_value,
         "summary": texts.summarize_arguments,
-        "call_name": texts.render_call,
+        "summary_line": texts.render_summary_line,
+        "amount": texts.format_amount,
         "time": texts.render_time,
+        "overdue": texts.is_overdue,
         "utc": texts.render_utc,
+        "date": texts.render_date,
+        "took_row": lambda row: texts.format_duration(texts.measure(row.created_at, row.updated_at)),
         "markdown": texts.render_markdown,
         "plain": texts.render_plain,
         "raw_text": texts.keep_text,
         "period": texts.format_period,
         "digest": lambda text: hashlib.sha256(text.encode(errors="replace")).hexdigest()[:10],
+        "fields": texts.parse_fields,
+        "lasted": lambda block: texts.format_duration(texts.measure(block.started, block.ended)),
+        "success": lambda totals: f"{100 * (totals.calls - totals.errors) / totals.calls:.1f} %",
+        "short_auth": texts.shorten_auth,
         "took": lambda run: texts.format_duration(texts.measure(run.started, run.closed)),
     }
+    environment.tests["own_summary"] = is_own_summary
     return environment
 
 

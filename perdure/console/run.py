@@ -13,7 +13,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 from starlette.responses import Response, StreamingResponse
 
@@ -31,6 +31,7 @@ from ..types.interface import Status
 from ..types.messages import Message, Usage
 from ..types.run_ids import get_parent_id
 from ..types.run_states import ENDED_STATES, OPEN_STATES
+from ..types.visible_text import show_controls
 from ..web.auth import Resource, Verb
 from ..web.files import get_file
 from ..web.forks import NewFork, fork_session
@@ -38,24 +39,15 @@ from ..web.lists import PageQuery, list_subagents
 from ..web.operations import validate
 from ..web.sessions import SessionEvent, build_session, post_event
 from ..web.sse import RECONNECT_MS, EventStream, encode_event, encode_frame, parse_seq
+from .attempts import describe_links
 from .compare import find_origin
 from .decisions import STATUS_SECONDS
+from .event_window import Window, add_nodes, add_stored_parts, add_texts, logger, read_window
+from .forms import find_tool, summarize_changed
 from .inbox import count_pending
 from .pages import HEADERS, Page, PageRoute, build_context, build_templates
-from .texts import render_in_thread, show_controls
-from .transcript import (
-    Block,
-    CallBlock,
-    NoteBlock,
-    ReplyBlock,
-    Transcript,
-    Window,
-    add_nodes,
-    add_stored_parts,
-    add_texts,
-    logger,
-    read_window,
-)
+from .texts import render_in_thread
+from .transcript import Block, CallBlock, NoteBlock, ReplyBlock, Transcript
 from .waterfall import build_waterfall
 
 PATIENT_SECONDS = 8.0
@@ -91,10 +83,20 @@ async def read_view(page: Page, *, with_origin: bool = True) -> View:
     window = await read_window(store, run_id, before=before)
     transcript = Transcript().add_all(window.events)
     await add_stored_parts(page.call.client, transcript, window)
+    await _update_summaries(page, transcript)
     inherited: Sequence[Message] = ()
     if window.first == 0 and with_origin:
         inherited = await _read_inherited(store, run_id, window.events)
     return View(transcript, window, inherited[-_INHERITED:], len(inherited))
+
+
+async def _update_summaries(page: Page, transcript: Transcript) -> None:
+    """Summarise calls that were approved with other arguments by these."""
+    agent = (page.call.resource.agent if page.call.resource is not None else None) or ""
+    for block in transcript.blocks.values():
+        if isinstance(block, CallBlock) and block.decision is not None and block.decision.arguments is not None:
+            tool = await find_tool(page.call, agent, block.name)
+            block.summary = summarize_changed(tool, block.name, block.decision.arguments)
 
 
 async def _read_inherited(store: Store, run_id: str, events: Sequence[Event]) -> Sequence[Message]:
@@ -183,13 +185,17 @@ class ShownWait:
     separate: bool = False
     subagent: str = ""
     """The agent of the subagent whose call it is."""
+    summary: str = ""
 
 
 async def _list_waits(page: Page, status: Status | None) -> list[ShownWait]:
     """List what waits: of the run as it says itself, else as the store has it, as what waits in the runs below it."""
     run_id, resource = page.call.params["id"], page.call.resource or Resource("session")
     own = None if status is None else [
-        ShownWait(run_id, one.call_id, one.kind, one.name, one.hash, one.expires, one.on_expiry, one.separate)
+        ShownWait(
+            *(run_id, one.call_id, one.kind, one.tool, one.hash, one.expires, one.on_expiry, one.separate),
+            summary=one.summary,
+        )
         for one in status.approvals
     ]  # fmt: skip
     found = list(own or ())
@@ -203,6 +209,7 @@ async def _list_waits(page: Page, status: Status | None) -> list[ShownWait]:
                 ShownWait(
                     *(row.context_id, row.call_id, row.kind, row.tool, row.hash, row.expires_at, None),
                     subagent=subagent,
+                    summary=row.summary,
                 )
             )
     return found
@@ -266,7 +273,9 @@ async def show_run(page: Page) -> Response:
         _build_panel(page, view, seconds), count_pending(page), find_origin(page.call, page.call.params["id"])
     )
     blocks = list(view.transcript.blocks.values())
-    return page.render("run.html", view=view, blocks=blocks, count=count, origin=origin, **panel)
+    return page.render(
+        "run.html", view=view, blocks=blocks, count=count, origin=origin, **panel, **describe_links(page)
+    )
 
 
 async def show_panel(page: Page) -> Response:
@@ -488,6 +497,12 @@ async def _count_replies(page: Page, head: str) -> int:
     return sum(message.role == "assistant" for message in await _read_messages(store, page.call.params["id"], head))
 
 
+async def find_page(page: Page) -> Response:
+    """Lead an address with the slashes of an id, as people type and chats link it, to the page of that run."""
+    run_id = unquote(page.call.params["rest"]).strip("/")
+    return page.redirect(f"/runs/{quote(run_id, safe='')}" if run_id else "/runs")
+
+
 PAGES = (
     # Named as the operation of the native API, so that links to a session that its functions make lead here.
     PageRoute("GET", "/runs/{id:segment}", show_run, "get_session"),
@@ -498,4 +513,5 @@ PAGES = (
     PageRoute("GET", "/runs/{id:segment}/files/{hash:segment}", send_file, "file"),
     PageRoute("GET", "/runs/{id:segment}/export/events", export_events, "export_events"),
     PageRoute("GET", "/runs/{id:segment}/export/messages", export_transcript, "export_messages"),
+    PageRoute("GET", "/runs/{rest:path}", find_page, "find_page"),
 )

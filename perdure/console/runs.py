@@ -1,13 +1,14 @@
 """The list of runs: the address is the filter; those that are ticked are cancelled or resumed, after a second look.
 
-What a run waits for is the store's word, by one query for the rows of the page: no run is asked.
+What a run waits for, was asked and has cost is the store's word, by one query each for the rows of the page: no run is
+asked. What is done to all that match is in ``bulk.py``.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, Literal, get_args
@@ -18,13 +19,11 @@ from ..client.pages import gather_bounded
 from ..client.run_states import refine_states
 from ..client.visibility import build_run_summary, read_pending_memo
 from ..errors import InvalidInputError, PerdureError, RunNotFoundError
-from ..ports.store import Store
-from ..ports.waits import RunWaits, WaitRow
-from ..types.interface import Response as RunResponse
-from ..types.messages import Usage
+from ..ports.usage import RunUsage
+from ..ports.waits import WaitRow
 from ..types.run_states import StateFilter
-from ..web.auth import Resource
-from ..web.lists import SessionRow, SessionsQuery, list_sessions
+from ..web.auth import Resource, get_list_scope
+from ..web.lists import SessionRow, SessionsQuery, list_sessions, read_visible_agents
 from ..web.operations import validate
 from ..web.problems import build_problem
 from ..web.sessions import SessionEvent, post_event
@@ -32,9 +31,13 @@ from .inbox import count_pending
 from .pages import Page, PageRoute
 
 ROWS = 50
-_FILTERS = ("agent", "status", "tenant", "user", "started", "children")
+FILTERS = ("agent", "status", "tenant", "user", "started", "error", "search", "updated_from", "children")
+_TEXT_FILTERS = ("agent", "status", "tenant", "user", "error", "search", "updated_from")
 _PERIODS = {"1h": timedelta(hours=1), "24h": timedelta(days=1), "7d": timedelta(days=7), "30d": timedelta(days=30)}
 """What ``started`` may be in the address, beside a time or two with a slash between them (ISO 8601)."""
+_SUGGESTED = 50
+_SUGGESTED_PERIOD = timedelta(days=7)
+"""Errors of this time are suggestions."""
 
 
 @dataclass(frozen=True)
@@ -42,8 +45,8 @@ class RunRowView:
     """A run of the list, with what the store has of it."""
 
     run: SessionRow
-    usage: Usage
-    cost_usd: float | None
+    usage: RunUsage | None
+    """So far, with subagents; None for a subagent, and while nothing is recorded."""
     iterations: int
     waits: Sequence[WaitRow] = ()
     """Calls that wait in the run and in its subagents."""
@@ -59,36 +62,54 @@ class ActionResult:
 
 
 async def show_runs(page: Page) -> Response:
-    """Show the runs that the address asks for: open ones first, each the newest first."""
+    """Show the runs that the address asks for, the newest first."""
     return await _show_runs(page, [])
 
 
 async def _show_runs(page: Page, results: Sequence[ActionResult]) -> Response:
     given = page.request.query_params
-    fields: dict[str, Any] = {"limit": ROWS, "children": given.get("children") == "1"}
-    names = ("agent", "status", "tenant", "user", "cursor")
-    fields |= {name: given[name].strip() for name in names if given.get(name, "").strip()}
-    filters = {name: given[name].strip() for name in _FILTERS if given.get(name, "").strip()}
-    fields |= _read_period(filters.get("started", ""))
+    filters = read_filters(given)
+    fields: dict[str, Any] = {"limit": ROWS, **build_query_fields(filters)}
+    fields |= {"cursor": given["cursor"].strip()} if given.get("cursor", "").strip() else {}
     query = validate(SessionsQuery, fields, "the address")
-    listed, count = await asyncio.gather(list_sessions(replace(page.call, query=query)), count_pending(page))
-    store = await page.call.client.store()
-    waits = await store.list_run_waits([run.id for run in listed.data])
-    rows = await gather_bounded(lambda run: _read_row(page, store, run, waits[run.id]), listed.data)
+    listed, count, suggestions = await asyncio.gather(
+        list_sessions(replace(page.call, query=query)), count_pending(page), _suggest(page)
+    )
+    rows = await _read_rows(page, listed.data)
+    next_filters = dict(filters)
     if "started" in filters:  # the next page is one of the same list: "24h" would be another time by then
-        filters["started"] = "/".join(at.isoformat() if at else "" for at in (query.started_from, query.started_before))
+        next_filters["started"] = format_period(query)
+    for name, values in (("tenant", [row.run.tenant for row in rows]), ("user", [row.run.user for row in rows])):
+        suggestions[name] = sorted({value for value in values if value})
     return page.render(
         "runs.html",
         rows=rows,
         cursor=listed.cursor,
-        filters={name: given[name] for name in _FILTERS if given.get(name, "").strip()},
-        next_filters=filters,
+        filters=filters,
+        next_filters=next_filters,
         count=count,
         states=get_args(StateFilter),
         periods=_PERIODS,
+        suggestions=suggestions,
         results=results,
         may_operate="operate" in page.call.caller.verbs,
     )
+
+
+def read_filters(given: Mapping[str, str]) -> dict[str, str]:
+    """Return the filters that an address or a form has."""
+    return {name: given[name].strip() for name in FILTERS if given.get(name, "").strip()}
+
+
+def build_query_fields(filters: Mapping[str, str]) -> dict[str, Any]:
+    """Return the fields of a query of the API for the filters of an address."""
+    fields: dict[str, Any] = {name: filters[name] for name in _TEXT_FILTERS if name in filters}
+    return fields | {"children": filters.get("children") == "1"} | _read_period(filters.get("started", ""))
+
+
+def format_period(query: Any) -> str:
+    """Return the period of the start as an address has it, with its times."""
+    return "/".join(at.isoformat() if at else "" for at in (query.started_from, query.started_before))
 
 
 def _read_period(started: str) -> dict[str, str]:
@@ -99,13 +120,34 @@ def _read_period(started: str) -> dict[str, str]:
     return {name: at for name, at in (("started_from", first), ("started_before", last)) if at}
 
 
-async def _read_row(page: Page, store: Store, run: SessionRow, known: RunWaits) -> RunRowView:
-    row = await store.get_run(run.id)
-    waits = [wait for wait in known.waits if await _may_read(page, run, wait)]
-    if row is None or row.result is None:
-        return RunRowView(run, Usage(), None, 0 if row is None else row.iterations, waits)
-    result = RunResponse[Any].model_validate_json(row.result)
-    return RunRowView(run, result.usage, result.cost_usd, row.iterations, waits)
+async def _suggest(page: Page) -> dict[str, list[str]]:
+    """Return what the fields of the filter may be: agents that workers have recorded, and errors of the last days."""
+    scope = get_list_scope(page.call.caller)
+    since = (datetime.now(UTC) - _SUGGESTED_PERIOD).isoformat(timespec="microseconds")
+    store = await page.call.client.store()
+    agents, failures = await asyncio.gather(
+        read_visible_agents(page.call),
+        store.count_failures(
+            since, tenants=scope.tenants, agents=scope.agents, sessions=scope.sessions, limit=_SUGGESTED
+        ),
+    )
+    return {"agent": sorted(agents)[:_SUGGESTED], "error": [one.error_type for one in failures]}
+
+
+async def _read_rows(page: Page, runs: Sequence[SessionRow]) -> list[RunRowView]:
+    """Add what the store has of the runs, by one statement of each kind."""
+    store, ids = await page.call.client.store(), [run.id for run in runs]
+    waits, recorded, usage = await asyncio.gather(
+        store.list_run_waits(ids), store.get_runs(ids), store.sum_run_usage(ids)
+    )
+
+    async def build(run: SessionRow) -> RunRowView:
+        row, known = recorded.get(run.id), waits[run.id]
+        shown = [wait for wait in known.waits if await _may_read(page, run, wait)]
+        iterations = 0 if row is None else row.iterations
+        return RunRowView(run, usage.get(run.id), iterations, shown)
+
+    return await gather_bounded(build, runs)
 
 
 async def _may_read(page: Page, run: SessionRow, wait: WaitRow) -> bool:
@@ -156,7 +198,7 @@ async def _read_chosen(page: Page, id: str) -> ChosenRun:
         pending = await read_pending_memo(execution) if execution.close_time is None else ()
     except RunNotFoundError:
         return ChosenRun(id)
-    waiting = None if pending is None else [call.name for call in pending]
+    waiting = None if pending is None else [call.tool for call in pending]
     return ChosenRun(id, state, resource.agent or "", resource.user or "", waiting)
 
 

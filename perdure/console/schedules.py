@@ -162,6 +162,8 @@ class ScheduleView:
     """The newest first."""
     due: Sequence[tuple[str, datetime]]
     """The next times: in the schedule's time zone, and as they are."""
+    is_unserved: bool = False
+    """Whether no worker has ever recorded its agent: each of its runs fails."""
 
     @property
     def first_line(self) -> str:
@@ -193,7 +195,9 @@ async def _build_view(page: Page, schedule: ScheduleInfo, runs: int) -> Schedule
     due = [
         (f"{at.astimezone(zone):%a %d %b %Y, %H:%M}" + ("" if zone is not UTC else " UTC"), at) for at in schedule.next
     ]
-    return ScheduleView(schedule, times, message, is_json, last, due)
+    agent = schedule.agent
+    is_unserved = agent is not None and not await (await page.call.client.store()).list_agents(agent)
+    return ScheduleView(schedule, times, message, is_json, last, due, is_unserved)
 
 
 def _find_zone(name: str | None) -> tzinfo:

@@ -29,6 +29,9 @@ from markdown_it.rules_inline import StateInline
 from markdown_it.token import Token
 from markupsafe import Markup, escape
 
+from ..types.summaries import END_ISOLATE, ISOLATE
+from ..types.visible_text import HIDING_CHARS, show_controls
+
 MARKDOWN_CHARS = 24_000
 """Most characters that are rendered as Markdown; longer text is shown as it is."""
 SHOWN_CHARS = 40_000
@@ -47,36 +50,9 @@ _MARK_TOKENS, _MARK_CHARS = 400, 16_000
 """Most words and characters of a text that is compared word by word."""
 _ALIKE = 0.35
 """Texts that have less in common are not compared word by word."""
+_OVERDUE_SECONDS = 60.0
 _SOON_SECONDS = 600
 """A deadline that is nearer stands out, and is shown to the second."""
-
-_HIDING = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u034f\u061c\u06dd\u070f\u115f\u1160\u17b4\u17b5\u180b-\u180e\u200b-\u200f"
-    "\u2028-\u202e\u2060-\u206f\u2800\u3164\ud800-\udfff\ufeff\uffa0\ufff9-\ufffb\U000e0000-\U000e0fff"
-    "\ue000-\uf8ff\U000f0000-\U0010ffff]"
-)
-
-
-def show_controls(text: str) -> str:
-    """Return ``text`` with ``⟨U+202E⟩`` in the place of each character that would hide or reorder others.
-
-    Joiners between two letters beyond ASCII stay: emoji, Persian and Indic scripts are written with them.
-    """
-    if text.isascii() and text.isprintable():
-        return text
-    return _HIDING.sub(_name_char, text.replace("\r\n", "\n"))
-
-
-def _name_char(match: re.Match[str]) -> str:
-    char, text, at = match[0], match.string, match.start()
-    if char in "\u200c\u200d" and 0 < at < len(text) - 1 and min(ord(text[at - 1]), ord(text[at + 1])) >= 0x300:
-        return char
-    return f"⟨U+{ord(char):04X}⟩"
-
-
-def hides_characters(text: str) -> bool:
-    """Whether :func:`show_controls` changes ``text``, so that a form could not send it back as it is."""
-    return "\r" in text or show_controls(text) != text
 
 
 def keep_text(text: str) -> Markup:
@@ -313,7 +289,7 @@ def _split_words(text: str) -> list[str]:
 def format_json(value: Any) -> str:
     """Return ``value`` as indented JSON, with escapes (``\\u202e``) for characters that hide or reorder others."""
     text = json.dumps(value, indent=2, ensure_ascii=False)
-    return _HIDING.sub(_escape_char, text) if text != show_controls(text) else text
+    return HIDING_CHARS.sub(_escape_char, text) if text != show_controls(text) else text
 
 
 def _escape_char(match: re.Match[str]) -> str:
@@ -325,48 +301,35 @@ def format_value(value: Any) -> str:
     return value if isinstance(value, str) else format_json(value)
 
 
-_NAMED_ARGUMENTS = 3
-_NAMED_CHARS = 32
-_PLAIN_WORD = re.compile(r"[A-Za-z0-9_.@:/+#-]+")
+_FIELDS_CHARS, _FIELDS = 20_000, 40
 
 
-def render_call(tool: str, arguments: Mapping[str, Any] | None) -> Markup:
-    """Name a call on the button that decides on it: ``refund: order id 556, amount 300.00``.
-
-    Numbers are named before texts, since an amount must not be pushed out by a long text. A text that is more than a
-    word is quoted, and none can reorder what stands around it, or pass for another argument.
-    """
-    plain = {name: value for name, value in (arguments or {}).items() if isinstance(value, str | bool | int | float)}
-    ranked = sorted(plain, key=lambda name: (isinstance(plain[name], str), _is_long(plain[name])))
-    chosen = set(ranked[:_NAMED_ARGUMENTS])
-    parts = [
-        Markup("{} <bdi>{}</bdi>").format(_shorten_line(name.replace("_", " ")), _format_short(value))
-        for name, value in plain.items()
-        if name in chosen
-    ]
-    left = len(arguments or {}) - len(parts)
-    if left and parts:
-        parts.append(Markup("and {} more").format(left))
-    title = Markup("<bdi>{}</bdi>").format(_shorten_line(tool.replace("_", " ")))
-    return title + Markup(": ") + Markup(", ").join(parts) if parts else title
+def parse_fields(text: str) -> Mapping[str, Any] | None:
+    """Return the fields of a result that is a short JSON object, which are shown as arguments are; else None."""
+    if not (text.startswith("{") and text.endswith("}") and len(text) <= _FIELDS_CHARS):
+        return None
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return value if 0 < len(value) <= _FIELDS else None
 
 
-def _is_long(value: Any) -> bool:
-    return isinstance(value, str) and len(value) > _NAMED_CHARS
+def render_summary_line(summary: str) -> Markup:
+    """Return the summary of a call, in which no value reorders what stands around it."""
+    parts = re.split(f"{ISOLATE}([^{ISOLATE}{END_ISOLATE}]*){END_ISOLATE}", summary)
+    shown = (
+        Markup("<bdi>{}</bdi>").format(show_controls(part)) if index % 2 else escape(show_controls(part))
+        for index, part in enumerate(parts)
+    )
+    return Markup("<bdi>{}</bdi>").format(Markup().join(shown))
 
 
-def _format_short(value: Any) -> str:
-    if isinstance(value, float):
-        return f"{value:.2f}" if abs(value) < 1e15 and round(value, 2) == value else repr(value)
-    if not isinstance(value, str):
-        return json.dumps(value)[:_NAMED_CHARS]
-    shown = _shorten_line(value)
-    return shown if _PLAIN_WORD.fullmatch(shown) else "“" + shown.replace("“", "'").replace("”", "'") + "”"
-
-
-def _shorten_line(text: str) -> str:
-    line = " ".join(text[: 4 * _NAMED_CHARS].split())
-    return show_controls(line if len(line) <= _NAMED_CHARS else line[:_NAMED_CHARS] + "…")
+def format_amount(number: float, has_cents: bool = True) -> str:
+    """Return a number of a column, all with two decimals if one has some: ``1,204.50``, or ``7``."""
+    if abs(number) >= 1e12 or 0 < abs(number) < 0.005:
+        return f"{number:.4g}"
+    return f"{number:,.2f}" if has_cents else f"{number:,.0f}"
 
 
 def summarize_arguments(arguments: Mapping[str, Any] | None) -> str:
@@ -431,6 +394,23 @@ def render_time(moment: str | datetime | None, *, style: str = "ago") -> Markup:
     )  # fmt: skip
 
 
+def is_overdue(moment: str | None) -> bool:
+    """Whether the time is a minute ago or more: what was due then has not happened."""
+    at = parse_time(moment)
+    return at is not None and (datetime.now(UTC) - at).total_seconds() >= _OVERDUE_SECONDS
+
+
+def render_date(moment: str | None) -> Markup:
+    """Return a ``<time>`` with day and time, which the page's script shows as the local time."""
+    at = parse_time(moment)
+    if at is None:
+        return Markup()
+    utc = at.astimezone(UTC)
+    return Markup('<time datetime="{}" data-style="date" title="{}">{}</time>').format(
+        utc.isoformat(timespec="milliseconds"), f"{utc:%d %b %Y, %H:%M:%S} UTC", f"{utc.day} {utc:%b %Y %H:%M:%S}"
+    )
+
+
 def render_utc(moment: str | None) -> Markup:
     """Return a ``<time>`` with day and time of UTC, which stay as they are."""
     at = parse_time(moment)
@@ -469,6 +449,15 @@ def format_cost(usd: float | None) -> str:
     if usd is None:
         return ""
     return f"${usd:,.2f}" if usd >= 1 else f"${usd:.4f}" if usd else "$0"
+
+
+_SHOWN_ID_CHARS = 8
+
+
+def shorten_auth(auth: str) -> str:
+    """Return how a name is known, with the beginning of a token's id."""
+    kind, sign, name = auth.partition(":")
+    return f"{kind}:{name[:_SHOWN_ID_CHARS]}…" if sign and len(name) > _SHOWN_ID_CHARS + 1 else auth
 
 
 def format_count(number: float | None) -> str:

@@ -1,20 +1,16 @@
 """The transcript of a run, folded from its events into blocks: messages, replies, calls, and what happened besides.
 
-A page folds a window of the events, so its size does not grow with the conversation; a live page folds each further
-event and gets the blocks that it changes. Large texts stay references, as events have them.
+A page folds a window of the events (``event_window.py``), so its size does not grow with the conversation; a live page
+folds each further event and gets the blocks that it changes. Large texts stay references, as events have them.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any, Literal
 
-from ..client.client import Client
-from ..client.pages import gather_bounded
-from ..errors import PerdureError
-from ..ports.store import Store
 from ..types.events import (
     ApprovalDecided,
     ApprovalReminded,
@@ -40,19 +36,12 @@ from ..types.events import (
     ToolProgress,
     ToolStarted,
     TurnEvent,
-    decode_event,
 )
 from ..types.interface import FINISH_TOOL
-from ..types.messages import BlobRef, FilePart, Message, ThinkingPart, ToolCallPart, Usage, parse_messages
+from ..types.messages import BlobRef, FilePart, Usage
 from ..types.run_states import ENDED_STATES
-from .texts import format_count, format_duration
+from .texts import format_count, format_duration, parse_time
 
-logger = logging.getLogger("perdure.console")
-
-WINDOW_EVENTS = 150
-"""Events on a page, without deltas."""
-MAX_LOADED_BYTES, MAX_LOADED_TEXTS = 200_000, 40
-"""Texts that events refer to are loaded up to this length, and so many on a page: the last ones."""
 MAX_PROGRESS = 20
 """Reports of a tool that a page shows: the last ones."""
 
@@ -124,6 +113,8 @@ class CallBlock(Block):
     name: str = ""
     arguments: Mapping[str, Any] | None = None
     state: Literal["proposed", "approval", "question", "callback", "running", "done", "error"] = "proposed"
+    summary: str = ""
+    """The call in one line, if it has waited for a person."""
     hash: str = ""
     question: str = ""
     form: Mapping[str, Any] | None = None
@@ -143,7 +134,14 @@ class CallBlock(Block):
     answered_by: str | None = None
     attempt: int = 1
     iteration: int = 0
+    failed_attempts: str = ""
+    """How many attempts have failed, the last error, and when the next one is."""
     kind: str = "call"
+
+    def add_attempt(self, event: ErrorEvent) -> None:
+        """Fold an attempt that has failed."""
+        first = "An attempt" if event.attempt <= 1 else f"{event.attempt} attempts"
+        self.failed_attempts = f"{first} failed: {event.error_type}: {event.error}{_describe_retry(event)}"
 
 
 @dataclass
@@ -155,6 +153,9 @@ class NoteBlock(Block):
     tone: Literal["plain", "good", "warn", "bad"] = "plain"
     link: str | None = None
     """Id of the run that it is about."""
+    last_at: str = ""
+    """Of attempts that have failed: when the last one did, and the time of the next one, if there is one."""
+    next_at: str = ""
     kind: str = "note"
 
 
@@ -164,6 +165,10 @@ class Transcript:
     def __init__(self) -> None:
         self.blocks: dict[str, Block] = {}
         self._reply: ReplyBlock | None = None
+        self._attempts: dict[str, NoteBlock] = {}
+        """By activity: the attempts that have failed since something else became of it."""
+        self._error = ""
+        """The last error that a note has: the end of a turn and of its run, which have the same, do not repeat it."""
         self.last_seq = 0
         self.ended = ""
         """When the run has ended; empty while it is open, and again once a message has opened it."""
@@ -188,11 +193,15 @@ class Transcript:
                 return self._add_call(event)
             case ErrorEvent(call_id=str(call_id)) if (block := self.blocks.get(f"c-{call_id}")) is not None:
                 assert isinstance(block, CallBlock), "keys of calls"
-                block.progress.append(_describe_attempt(event))
+                block.add_attempt(event)
                 return [block]
+            case ErrorEvent():
+                return [self._add_attempt(event)]
             case _:
                 changed = self._end_reply(event) if isinstance(event, RunEvent | TurnEvent) else []
-                note = _build_note(event)
+                note = _build_note(event, self._error)
+                if isinstance(event, TurnEvent | RunEvent):
+                    self._error = f"{event.error_type}: {event.error}" if event.error_type else ""
                 return changed if note is None else [*changed, self._put(note)]
 
     def _end_reply(self, event: RunEvent | TurnEvent) -> list[Block]:
@@ -206,6 +215,22 @@ class Transcript:
         reply.state, reply.ended = "unanswered", event.at
         self._reply = None
         return [reply]
+
+    def _add_attempt(self, event: ErrorEvent) -> NoteBlock:
+        """Fold the attempts of an activity into one note: each is like the one before."""
+        note = self._attempts.get(event.activity)
+        if note is None or event.attempt <= 1:
+            note = self._attempts[event.activity] = NoteBlock(f"n-{event.seq}", event.seq, event.at)
+            self._put(note)
+        name = _ACTIVITY_NAMES.get(event.activity, event.activity.removeprefix("tool."))
+        first = "The attempt" if event.attempt <= 1 else f"{event.attempt} attempts"
+        note.title, note.tone = f"{first} of {name} failed", "bad" if event.final else "warn"
+        note.text = self._error = f"{event.error_type}: {event.error}"
+        note.last_at = event.at if event.attempt > 1 else ""
+        note.next_at = ""
+        if event.retry_in and not event.final and (at := parse_time(event.at)) is not None:
+            note.next_at = (at + timedelta(seconds=min(event.retry_in, _MAX_RETRY_SECONDS))).isoformat()
+        return note
 
     def _put(self, block: Block) -> Block:
         return self.blocks.setdefault(block.key, block)
@@ -241,11 +266,12 @@ class Transcript:
         return [reply]
 
     def _complete_reply(self, reply: ReplyBlock, event: ModelCompleted) -> list[Block]:
-        reply.state, reply.ended, reply.model = "done", event.at, event.model or reply.model
+        reply.state, reply.ended, reply.model = "done", event.at, _name_model(reply.model, event.model)
         reply.text, reply.blob, reply.thinking = event.text, event.blob, ""
         reply.usage, reply.cost_usd, reply.finish_reason = event.usage, event.cost_usd, event.finish_reason
         reply.head, reply.writes_call = event.head, ""
         self._reply = None
+        self._attempts.pop("perdure.model", None)
         changed: list[Block] = [reply]
         for call in event.calls:
             if call.name == FINISH_TOOL:
@@ -290,6 +316,7 @@ class Transcript:
                 block.answered_by = event.answered_by
             case ApprovalRequested():
                 block.state, block.asked, block.hash = "approval", event.at, event.hash
+                block.summary = event.summary
                 block.arguments = event.arguments or block.arguments
             case ApprovalDecided():
                 block.decision = Decision(
@@ -300,6 +327,7 @@ class Transcript:
                 block.ended = event.at if event.decision != "approved" else block.ended
             case QuestionAsked():
                 block.state, block.asked, block.hash = event.kind, event.at, event.hash
+                block.summary = block.summary or (event.summary if event.kind == "callback" else "")
                 block.question, block.form = event.question, event.form
                 block.needs_sign_in = event.consent is not None
                 block.arguments = block.arguments or event.arguments
@@ -313,6 +341,12 @@ def _build_message(event: MessageInjected) -> MessageBlock:
     return MessageBlock(
         f"m-{event.seq}", event.seq, event.at, by=event.by, text=event.content, blob=event.blob, files=event.files
     )
+
+
+def _name_model(asked: str, answered: str) -> str:
+    """Return the name of the model that answered, with the provider of the one that was asked: APIs leave it out."""
+    provider, colon, _ = asked.partition(":")
+    return f"{provider}:{answered}" if colon and answered and ":" not in answered else answered or asked
 
 
 def _extend(reply: ReplyBlock, delta: ModelDelta) -> None:
@@ -329,10 +363,6 @@ def _extend(reply: ReplyBlock, delta: ModelDelta) -> None:
 def _cut_known(before: str, delta: ModelDelta) -> str:
     known = len(before) - delta.offset
     return delta.text[known:] if known >= 0 else ""
-
-
-def _describe_attempt(event: ErrorEvent) -> str:
-    return f"Attempt {event.attempt} failed: {event.error_type}: {event.error}{_describe_retry(event)}"
 
 
 def _describe_retry(event: ErrorEvent) -> str:
@@ -363,36 +393,38 @@ _RUN_TITLES = {
 }
 
 
-def _build_note(event: Event) -> NoteBlock | None:
-    """Build the note of an event; None for one that says nothing to a reader."""
+_ACTIVITY_NAMES = {
+    "perdure.model": "the model call",
+    "perdure.compact": "the summary",
+    "perdure.close": "recording the end",
+    "perdure.remind": "a reminder",
+    "perdure.collect": "collecting what a lost worker had done",
+}
+_MAX_RETRY_SECONDS = 10 * 365 * 86_400
+
+
+def _build_note(event: Event, error: str = "") -> NoteBlock | None:
+    """Build the note of an event; None for one that says nothing to a reader. ``error``: what stands above it."""
     note = NoteBlock(f"n-{event.seq}", event.seq, event.at)
     match event:
         case TurnEvent(state="started"):
             return None
         case TurnEvent():
             note.title, note.tone = f"Turn {event.state}", _TURN_TONES[event.state]
-            parts = [f"{event.iterations} model call{'' if event.iterations == 1 else 's'}"] if event.iterations else []
+            parts = [f"{event.iterations} iteration{'' if event.iterations == 1 else 's'}"] if event.iterations else []
             total = event.usage.total_tokens
             parts += [f"{format_count(total)} tokens"] if total else []
             parts += [f"${event.cost_usd:.4f}"] if event.cost_usd else []
-            parts += [f"{event.error_type}: {event.error}"] if event.error_type else []
+            own = f"{event.error_type}: {event.error}"
+            parts += [own] if event.error_type and own != error else []
             note.text = " · ".join(parts)
         case RunEvent():
             note.title = _RUN_TITLES.get(event.state, event.state)
             bad = event.state in ("failed", "terminated", "timed_out")
             note.tone = "bad" if bad else "warn" if event.state in ("held_up", "paused", "cancelled") else "plain"
             by = f"by {event.by}" if event.by else ""
-            error = f"{event.error_type}: {event.error}" if event.error_type else ""
-            note.text = " · ".join(part for part in (by, event.reason or "", error) if part)
-        case ErrorEvent():
-            note.title, note.tone = (
-                f"Attempt {event.attempt} of {event.activity} failed",
-                "bad" if event.final else "warn",
-            )
-            again = (
-                "" if event.final else f" · next attempt in {format_duration(event.retry_in)}" if event.retry_in else ""
-            )
-            note.text = f"{event.error_type}: {event.error}{again}"
+            own = f"{event.error_type}: {event.error}" if event.error_type else ""
+            note.text = " · ".join(part for part in (by, event.reason or "", "" if own == error else own) if part)
         case LimitReached():
             note.title, note.tone = f"Limit reached: {event.kind} of the {event.scope}", "warn"
             used = "" if event.used is None else f"{event.used:,.4g} of "
@@ -442,133 +474,3 @@ def _describe_step(event: StepTaken) -> list[str]:
     parts += [f"{event.injected} messages"] if event.injected else []
     parts += ["the conversation"] if event.edited else []
     return [*parts, *(["it gave the answer itself"] if event.finished else [])]
-
-
-# ---
-# Windows of events, from the store.
-
-
-@dataclass(frozen=True)
-class Window:
-    """The events of a page, and whether there are earlier and later ones."""
-
-    previous_head: str | None
-    """The transcript node of the last reply before the window; None if there is none, or it is far away."""
-
-    events: Sequence[Event]
-    first: int
-    """Number behind which it begins; 0 at the beginning of the run."""
-    last: int
-    has_later: bool
-
-
-async def read_window(store: Store, run_id: str, *, before: int | None = None, size: int = WINDOW_EVENTS) -> Window:
-    """Read the last events of a run, or the last ones before a number; deltas of replies that are written count for
-    nothing. Reads backwards, so the length of the conversation does not matter."""
-    latest = await store.wait_for_event(run_id, 0, 0.0)
-    end = latest if before is None else min(before - 1, latest)
-    events: list[Event] = []
-    first, span = end, size * 2
-    while first > 0 and sum(event.type != "model.delta" for event in events) < size:
-        start = max(0, first - span)
-        events = [*await _read_between(store, run_id, start, first), *events]
-        first, span = start, span * 4
-    cut = _find_cut(events, size)
-    heads = [event.head for event in events[:cut] if isinstance(event, ModelCompleted)]
-    if cut:
-        first, events = events[cut].seq - 1, events[cut:]
-    return Window(heads[-1] if heads else None, events, first if events else 0, end, has_later=end < latest)
-
-
-async def read_first_message(store: Store, run_id: str) -> MessageInjected | None:
-    """Read the message that a run began with; None if it is not among its first events."""
-    for row in await store.read_events(run_id, after=0, limit=8, children=False):
-        event = decode_event(run_id, row.seq, row.task_id, row.type, row.body, row.spans)
-        if isinstance(event, MessageInjected):
-            return event
-    return None
-
-
-async def _read_between(store: Store, run_id: str, after: int, until: int) -> list[Event]:
-    events: list[Event] = []
-    while after < until:
-        rows = await store.read_events(run_id, after=after, limit=min(until - after, 1000), children=False)
-        if not rows:
-            break
-        decoded = (decode_event(run_id, row.seq, row.task_id, row.type, row.body, row.spans) for row in rows)
-        events += [event for event in decoded if event is not None and event.seq <= until]
-        after = rows[-1].seq
-    return events
-
-
-def _find_cut(events: Sequence[Event], size: int) -> int:
-    """Return where a window of about ``size`` events begins: with a message or a model call, so that blocks are
-    whole."""
-    counted = [index for index, event in enumerate(events) if event.type != "model.delta"]
-    if len(counted) <= size:
-        return 0
-    for index in range(counted[-size], 0, -1):
-        if events[index].type in ("message.injected", "model.started", "turn"):
-            return index
-    return 0
-
-
-async def add_stored_parts(client: Client, transcript: Transcript, window: Window) -> None:
-    """Add what events do not have: the thinking of replies, large arguments, and texts of some length.
-
-    Reads the transcript's nodes of the window, not the conversation before. What cannot be read is left out.
-    """
-    try:
-        await add_nodes(await client.store(), transcript, window.previous_head, is_whole=window.first == 0)
-        await add_texts(client, list(transcript.blocks.values()))
-    except PerdureError as error:
-        logger.warning("parts of a transcript cannot be shown: %s", error)
-
-
-async def add_nodes(store: Store, transcript: Transcript, previous: str | None, *, is_whole: bool) -> None:
-    """Add thinking and arguments of the replies after the node ``previous``; ``is_whole``: from the beginning on."""
-    replies = [block for block in transcript.blocks.values() if isinstance(block, ReplyBlock) and block.head]
-    if not replies:
-        return
-    first, last = str(replies[0].head), str(replies[-1].head)
-    until = [previous] if previous is not None else [] if is_whole else [first]
-    if [last] == until:
-        return
-    by_head = {node.hash: node for node in await store.read_nodes(last, until=until)}
-    for reply in replies:
-        node = by_head.get(str(reply.head))
-        if node is not None:
-            _add_message_parts(transcript, reply, parse_messages(node.body))
-
-
-async def add_texts(client: Client, blocks: Sequence[Block]) -> None:
-    """Load texts that events refer to, unless they are very long."""
-
-    async def load(block: MessageBlock | ReplyBlock | CallBlock) -> None:
-        assert block.blob is not None, "of those that are chosen"
-        text = (await client.file(FilePart(media_type="text/plain", blob=block.blob))).decode(errors="replace")
-        if isinstance(block, CallBlock):
-            block.content = text
-        else:
-            block.text = text
-
-    chosen = [
-        block
-        for block in blocks
-        if isinstance(block, MessageBlock | ReplyBlock | CallBlock)
-        and block.blob is not None
-        and block.blob.size <= MAX_LOADED_BYTES
-    ]
-    await gather_bounded(load, chosen[-MAX_LOADED_TEXTS:])
-
-
-def _add_message_parts(transcript: Transcript, reply: ReplyBlock, messages: Sequence[Message]) -> None:
-    message = next((message for message in reversed(messages) if message.role == "assistant"), None)
-    reply.thinking = ""
-    for part in message.parts if message is not None else ():
-        if isinstance(part, ThinkingPart):
-            reply.thinking += part.text
-        elif isinstance(part, ToolCallPart):
-            block = transcript.blocks.get(f"c-{part.id}")
-            if isinstance(block, CallBlock):
-                block.arguments = block.arguments or part.arguments

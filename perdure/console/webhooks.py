@@ -12,13 +12,12 @@ from starlette.responses import Response
 from ..client.pages import gather_bounded
 from ..ports.webhooks import DeliveryState
 from ..web.auth import Resource
-from ..web.operations import Call, validate
+from ..web.operations import Call, Empty, validate
 from ..web.problems import NotFoundError
 from ..web.webhooks import (
     DeliveriesQuery,
     Delivery,
     DeliveryList,
-    Empty,
     PageQuery,
     WebhookAnswer,
     get_webhook,

@@ -6,9 +6,8 @@ import asyncio
 import os
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 from typing import Literal
 from urllib.parse import unquote, urlsplit
@@ -17,6 +16,7 @@ from temporalio.api.workflowservice.v1 import DescribeNamespaceRequest
 from temporalio.client import Client, WorkflowExecution
 from temporalio.service import RPCError, RPCStatusCode
 
+from .._installation import build_install_command, find_version, list_extras
 from ..errors import PerdureError, ServerUnreachableError
 from ..temporal.attributes import find_search_attributes
 from ..temporal.workflow_tasks import FailingTask, find_failing_task
@@ -27,18 +27,6 @@ from .home import current_home, named_store
 from .server import DEFAULT_PORTS, is_port_free
 
 _REQUIRED_PACKAGES = ("temporalio", "pydantic", "sqlalchemy", "alembic", "typer", "rich")
-_EXTRA_PACKAGES = {
-    "openai": "openai",
-    "anthropic": "anthropic",
-    "google": "google-genai",
-    "encryption": "cryptography",
-    "yaml": "pyyaml",
-    "mcp": "mcp",
-    "postgres": "asyncpg",
-    "objects": "obstore",
-    "otel": "opentelemetry-sdk",
-}
-"""A package of each extra that this version uses."""
 _API_KEY_EXTRAS = {"OPENAI_API_KEY": "openai", "ANTHROPIC_API_KEY": "anthropic", "GEMINI_API_KEY": "google"}
 _MAX_RUNS_CHECKED, _MAX_CONCURRENT_CHECKS = 1000, 20
 """Most open runs that are checked, and how many at once: 4 s for all of them."""
@@ -150,47 +138,39 @@ def _check_ports() -> Iterator[Finding]:
         yield Finding("ports", "ok", f"free: {', '.join(map(str, DEFAULT_PORTS))}")
 
 
-def _read_package_version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
-
-
 def _check_packages() -> Iterator[Finding]:
-    versions = {package: _read_package_version(package) for package in _REQUIRED_PACKAGES}
+    versions = {package: find_version(package) for package in _REQUIRED_PACKAGES}
     if missing := [package for package, version in versions.items() if version is None]:
         yield Finding("packages", "fail", f"missing: {', '.join(missing)}", "Install perdure again with pip.")
     else:
         yield Finding("packages", "ok", ", ".join(f"{package} {version}" for package, version in versions.items()))
-    extras = {extra: _read_package_version(package) for extra, package in _EXTRA_PACKAGES.items()}
-    absent = [extra for extra, version in extras.items() if version is None]
-    detail = ", ".join(f"{extra} {version}" for extra, version in extras.items() if version) or "none"
-    detail += f"; not installed: {', '.join(absent)}" if absent else ""
-    yield Finding("extras", "ok", detail, _build_install_hint(absent) if absent else None)
-
-
-def _build_install_hint(extras: Sequence[str]) -> str:
-    """Build the command that installs ``extras``: by their packages, where the installed perdure does not have them."""
-    try:
-        offered = metadata.metadata("perdure").get_all("Provides-Extra") or []
-    except metadata.PackageNotFoundError:  # run from its source
-        offered = []
-    if set(extras) <= set(offered):
-        return f"pip install 'perdure[{','.join(extras)}]'"
-    return f"pip install {' '.join(_EXTRA_PACKAGES[extra] for extra in extras)}"
+    extras = list_extras()
+    if not extras:
+        detail = "unknown: perdure runs from its source, and is not installed"
+        yield Finding("extras", "warn", detail, f"Install it: {build_install_command(['all'])}")
+        return
+    installed = [
+        " ".join([extra.name, *(map(str, extra.packages.values()) if len(extra.packages) == 1 else ())])
+        for extra in extras
+        if not extra.missing
+    ]
+    absent = [extra.name for extra in extras if extra.missing]
+    detail = (", ".join(installed) or "none") + (f"; not installed: {', '.join(absent)}" if absent else "")
+    yield Finding("extras", "ok", detail, build_install_command(absent) if absent else None)
 
 
 def _check_api_keys() -> Iterator[Finding]:
     present = [name for name in _API_KEY_EXTRAS if os.environ.get(name)]
     if not present:
-        yield Finding("API keys", "warn", "none is set", f"For a real model set one of {', '.join(_API_KEY_EXTRAS)}.")
+        hint = f"For a language model set one of {', '.join(_API_KEY_EXTRAS)}; demo:echo and demo:tools need none."
+        yield Finding("API keys", "warn", "none is set", hint)
         return
     yield Finding("API keys", "ok", f"set: {', '.join(present)}")
+    absent = {extra.name for extra in list_extras() if extra.missing}
     for name in present:
-        if _read_package_version(_EXTRA_PACKAGES[_API_KEY_EXTRAS[name]]) is None:
+        if (extra := _API_KEY_EXTRAS[name]) in absent:
             detail = f"{name} is set, but its SDK is not installed"
-            yield Finding("API keys", "warn", detail, _build_install_hint([_API_KEY_EXTRAS[name]]))
+            yield Finding("API keys", "warn", detail, build_install_command([extra]))
 
 
 def _check_home() -> Finding:

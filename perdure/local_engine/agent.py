@@ -170,6 +170,7 @@ class Agent(AgentSpec[ContextT, OutputT]):
         override: Override | Mapping[str, Any] | None = None,
         client: Client | None = None,
         on_approval: OnApproval | None = None,
+        approve_as: str | None = None,
     ) -> Response[OutputT]:
         """Run and wait for the answer to ``message`` (text, or a list of texts and ``File``): on this machine (an
         embedded server, and a worker in this process), or by the workers of ``client``.
@@ -186,7 +187,8 @@ class Agent(AgentSpec[ContextT, OutputT]):
         ``on_approval`` decides on a call that waits for approval: ``"prompt"``, the default on a terminal, prompts
         there; ``"raise"``, the default elsewhere, raises ``ApprovalPendingError`` and leaves the run open; ``"wait"``
         waits for a decision; ``"approve"`` approves; a function takes the call and returns True, False, or None to
-        leave the decision to another approver.
+        leave the decision to another approver. ``approve_as`` is the name that decides, by default the client's actor:
+        a ``separate`` tool needs another than who sends the message, in a test for instance ``approve_as="ana"``.
 
         Cancelling the call (Ctrl-C), or an error of that function, cancels the run, unless it has an ``id``: then it
         stays, and the same call continues it. Raises the run's error, and that of the function; ``InvalidInputError``
@@ -195,7 +197,7 @@ class Agent(AgentSpec[ContextT, OutputT]):
         from .engine import call_agent
 
         options: Any = {"auth_context": auth_context, "history": history, "override": override}
-        return await call_agent(self, message, id, client, on_approval, context=context, **options)
+        return await call_agent(self, message, id, client, (on_approval, approve_as), context=context, **options)
 
     def stream(
         self,
@@ -208,6 +210,7 @@ class Agent(AgentSpec[ContextT, OutputT]):
         override: Override | Mapping[str, Any] | None = None,
         client: Client | None = None,
         on_approval: OnApproval | None = None,
+        approve_as: str | None = None,
     ) -> AsyncGenerator[str]:
         """Do the same as :meth:`call`, and yield the text of the replies as it arrives: ``async for text in
         agent.stream("…")``.
@@ -220,7 +223,7 @@ class Agent(AgentSpec[ContextT, OutputT]):
         from .engine import stream_agent
 
         options: Any = {"auth_context": auth_context, "history": history, "override": override}
-        return stream_agent(self, message, id, client, on_approval, context=context, **options)
+        return stream_agent(self, message, id, client, (on_approval, approve_as), context=context, **options)
 
     def stream_output(
         self,
@@ -233,6 +236,7 @@ class Agent(AgentSpec[ContextT, OutputT]):
         override: Override | Mapping[str, Any] | None = None,
         client: Client | None = None,
         on_approval: OnApproval | None = None,
+        approve_as: str | None = None,
     ) -> AsyncGenerator[OutputT]:
         """Do the same as :meth:`call`, and yield the output so far while the model writes it, and last the validated
         output: ``async for outline in agent.stream_output("…")``. See ``Run.stream_output``; closing the stream before
@@ -240,7 +244,7 @@ class Agent(AgentSpec[ContextT, OutputT]):
         from .engine import stream_agent_output
 
         options: Any = {"auth_context": auth_context, "history": history, "override": override}
-        return stream_agent_output(self, message, id, client, on_approval, context=context, **options)
+        return stream_agent_output(self, message, id, client, (on_approval, approve_as), context=context, **options)
 
     def call_sync(
         self,
@@ -253,12 +257,15 @@ class Agent(AgentSpec[ContextT, OutputT]):
         override: Override | Mapping[str, Any] | None = None,
         client: Client | None = None,
         on_approval: OnApproval | None = None,
+        approve_as: str | None = None,
     ) -> Response[OutputT]:
         """Do the same as :meth:`call` in code without an event loop. Raises ``RuntimeError`` inside a running one."""
         from .engine import call_agent, run_sync
 
         options: Any = {"auth_context": auth_context, "history": history, "override": override}
-        return run_sync(lambda: call_agent(self, message, id, client, on_approval, context=context, **options))
+        return run_sync(
+            lambda: call_agent(self, message, id, client, (on_approval, approve_as), context=context, **options)
+        )
 
 
 def load_agent(

@@ -26,7 +26,7 @@ from ..tools import Tool
 from ..types.interface import OutputT, Response
 from ..types.messages import MessageInput
 from ..worker import Lifespan, Worker
-from .on_approval import ApprovalHandler, check_on_approval
+from .on_approval import ApprovalHandler, Approving, check_on_approval
 
 T = TypeVar("T")
 
@@ -192,26 +192,26 @@ async def call_agent(
     message: MessageInput,
     id: str | None,
     client: Client | None,
-    on_approval: Any,
+    approving: Approving,
     **options: Any,
 ) -> Response[OutputT]:
     """See ``Agent.call``; ``options`` are those of ``Client.start``."""
-    async with _start_run(agent, message, id, client, on_approval, options) as (run, guards):
+    async with _start_run(agent, message, id, client, approving, options) as (run, guards):
         return await wait_beside(run.result(), *guards)
 
 
 def stream_agent(
-    agent: AgentSpec, message: MessageInput, id: str | None, client: Client | None, on_approval: Any, **options: Any
+    agent: AgentSpec, message: MessageInput, id: str | None, client: Client | None, approving: Approving, **options: Any
 ) -> AsyncGenerator[str]:
     """See ``Agent.stream``; ``options`` are those of ``Client.start``."""
-    return _stream_run(Run.stream, agent, message, id, client, on_approval, options)
+    return _stream_run(Run.stream, agent, message, id, client, approving, options)
 
 
 def stream_agent_output(
-    agent: AgentSpec, message: MessageInput, id: str | None, client: Client | None, on_approval: Any, **options: Any
+    agent: AgentSpec, message: MessageInput, id: str | None, client: Client | None, approving: Approving, **options: Any
 ) -> AsyncGenerator[Any]:
     """See ``Agent.stream_output``; ``options`` are those of ``Client.start``."""
-    return _stream_run(Run.stream_output, agent, message, id, client, on_approval, options)
+    return _stream_run(Run.stream_output, agent, message, id, client, approving, options)
 
 
 _STREAM_END: Any = object()
@@ -225,11 +225,11 @@ async def _stream_run(
     message: MessageInput,
     id: str | None,
     client: Client | None,
-    on_approval: Any,
+    approving: Approving,
     options: dict[str, Any],
 ) -> AsyncGenerator[T]:
     async with (
-        _start_run(agent, message, id, client, on_approval, options) as (run, guards),
+        _start_run(agent, message, id, client, approving, options) as (run, guards),
         aclosing(read(run)) as stream,
     ):
         while (
@@ -247,7 +247,7 @@ async def _start_run(
     message: Any,
     id: str | None,
     client: Client | None,
-    on_approval: Any,
+    approving: Approving,
     options: dict[str, Any],
 ) -> AsyncIterator[tuple[Run[OutputT], list[asyncio.Future[None]]]]:
     """Start the run, on this machine without a ``client``. Yields it, and the tasks whose errors are those of the call:
@@ -263,7 +263,7 @@ async def _start_run(
             f"agent {agent.name!r} was asked nothing: the message is None",
             hint="Give it one. For the answer of an existing run: await client.run(id).result().",
         )
-    policy = check_on_approval(on_approval)
+    approving = check_on_approval(approving[0]), approving[1]
     agent.freeze("called")
     run_id = f"{agent.name}-{uuid.uuid4().hex[:12]}" if id is None else id
     abandon, serving = None, None
@@ -284,7 +284,7 @@ async def _start_run(
                     _, _, also_serving = await stack.enter_async_context(_serve_call(agent, existing_queue))
                     engines += [] if also_serving is None else [also_serving]
             engines += [] if serving is None else [serving]
-            async with _guard_call(run, ApprovalHandler(run, agent, policy), is_served_elsewhere) as guards:
+            async with _guard_call(run, ApprovalHandler(run, agent, *approving), is_served_elsewhere) as guards:
                 yield run, engines + guards
         except ApprovalPendingError as error:
             if id is None and serving is not None:

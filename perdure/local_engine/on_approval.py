@@ -36,6 +36,8 @@ from ..types.forms import find_form_mismatch
 OnApproval = Literal["prompt", "raise", "wait", "approve"] | Callable[[PendingCall], Any]
 """A function, sync or async, that takes a pending call: True approves, False denies, None leaves it pending. For a
 question or a callback (``kind``) it returns the answer."""
+Approving = tuple[Any, str | None]
+"""What a call was given for ``on_approval`` and ``approve_as``."""
 _ON_APPROVAL_MODES = ("prompt", "raise", "wait", "approve")
 _PENDING_POLL_FIRST_DELAY, _PENDING_POLL_MAX_DELAY = 0.05, 1.0
 """Seconds between two reads of the pending calls: the first and the longest delay."""
@@ -132,9 +134,10 @@ def check_on_approval(on_approval: Any) -> OnApproval:
 class ApprovalHandler:
     """Decides the pending calls of ``run``, beside what the client waits for."""
 
-    def __init__(self, run: Run, agent: AgentSpec, on_approval: OnApproval) -> None:
+    def __init__(self, run: Run, agent: AgentSpec, on_approval: OnApproval, approve_as: str | None = None) -> None:
         self._run = run
         self._on_approval = on_approval
+        self._by = approve_as
         self._decided: set[tuple[str, datetime | None]] = set()
         self.is_needed = on_approval != "wait" and _can_agent_wait(agent)
         """Whether a call of the agent can wait for this client."""
@@ -177,11 +180,11 @@ class ApprovalHandler:
             return
         with suppress(ApprovalDecidedError, ApprovalExpiredError, RunClosedError):  # another client decided first
             if not is_approval:
-                await pending_call.answer(decision)
+                await pending_call.answer(decision, by=self._by)
             elif decision is True:
-                await pending_call.approve()
+                await pending_call.approve(by=self._by)
             elif decision is False:
-                await pending_call.deny()
+                await pending_call.deny(by=self._by)
             else:
                 hint = "It must return True, False or None."
                 raise InvalidInputError(f"on_approval returned {decision!r:.100}", hint=hint)

@@ -10,7 +10,14 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
-from ..errors import ApprovalExpiredError, InvalidInputError, NotWaitingYetError, PerdureError, RunClosedError
+from ..errors import (
+    ApprovalExpiredError,
+    ApprovalForbiddenError,
+    InvalidInputError,
+    NotWaitingYetError,
+    PerdureError,
+    RunClosedError,
+)
 from ..types.approvals import (
     MAX_STANDING_APPROVALS,
     ApprovalDecision,
@@ -39,6 +46,7 @@ from .waits import (
     CallWait,
     check_requester_room,
     has_requested,
+    list_requesters,
     mark_reminder_due,
     pending_waits,
     record_requester,
@@ -156,7 +164,8 @@ def update_approval_waits(state: RunState, now: datetime) -> None:
 def list_pending_approvals(state: RunState) -> list[WaitingCall]:
     """List the waits for a person as ``status`` shows them: approvals first."""
     waits = sorted(pending_waits(state), key=lambda wait: wait.kind != "approval")
-    return [wait.show() for wait in waits]
+    requesters = list_requesters(state) if any(wait.kind == "approval" for wait in waits) else []
+    return [wait.show(requesters) for wait in waits]
 
 
 # ---
@@ -249,12 +258,12 @@ def _check_decision(state: RunState, pending: ToolCallState, decision: ApprovalD
                 f"by: call {decision.call_id!r} needs an approver other than its requester", hint="Say who you are."
             )
         if has_requested(state, by):
-            raise InvalidInputError(
+            raise ApprovalForbiddenError(
                 f"{decision.by} requested what led to call {decision.call_id!r}, and cannot approve it",
                 hint="Another person must approve it.",
             )
         if _is_input(pending, decision):
-            raise InvalidInputError(
+            raise ApprovalForbiddenError(
                 f"arguments: call {decision.call_id!r} needs an approver other than its requester, and a requester is "
                 "who changes its arguments, too",
                 hint="Deny it with the reason: the model may call it with those arguments, and another person approve.",

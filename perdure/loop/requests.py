@@ -294,7 +294,7 @@ def _is_repeated(update: ApprovalDecision | CallAnswer, past: DecidedApproval) -
     if by is None or (DECISION_OUTCOMES[update.decision], comment, always) != (past.state, past.comment, past.always):
         return False
     if update.arguments is not None:
-        return hash_arguments(past.call_id, past.name, update.arguments) == past.hash
+        return hash_arguments(past.call_id, past.tool, update.arguments) == past.hash
     return not past.changed and update.hash in (None, past.hash)
 
 

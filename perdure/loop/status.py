@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping
-from typing import Any
+from typing import Any, Literal
 
 from ..types.interface import (
     AGENT_ATTRIBUTE,
@@ -26,7 +26,7 @@ from .approvals import list_pending_approvals
 from .children import build_background_statuses, build_child_run_id, find_background_run, list_running_branches
 from .compaction import CompactConversation
 from .limits import build_pause_reason, find_exceeded_limit, list_limit_uses
-from .waits import is_waiting_for_approval, pending_waits
+from .waits import is_waiting_for_approval, pending_waits, wait_kind
 
 # ---
 # Search attributes and memo: one visibility query finds every run that waits, and for what, without a query of the run.
@@ -153,10 +153,13 @@ def _iter_call_statuses(state: RunState) -> Iterator[ChildStatus]:
     for pending in state.calls:
         if pending.result is None:
             call, run_id = pending.call, _find_child_run_id(state, pending)
-            yield ChildStatus(call_id=call.id, name=call.name, kind=call.disposition.kind, context_id=run_id)
+            call_state: Literal["running", "waiting"] = "running" if wait_kind(pending) is None else "waiting"
+            yield ChildStatus(
+                call_id=call.id, tool=call.name, kind=call.disposition.kind, state=call_state, context_id=run_id
+            )
     for branch in list_running_branches(state):
         name, run_id = f"branch-{branch.op}", build_child_run_id(state, branch)
-        yield ChildStatus(call_id=name, name=branch.request.agent, kind="branch", context_id=run_id)
+        yield ChildStatus(call_id=name, tool=branch.request.agent, kind="branch", context_id=run_id)
 
 
 def _find_child_run_id(state: RunState, pending: ToolCallState) -> str | None:

@@ -6,7 +6,7 @@ Approvals, questions and callbacks are three kinds of one wait. :class:`CallWait
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -15,6 +15,7 @@ from ..errors import InvalidInputError
 from ..types.approvals import (
     ANYBODY,
     MAX_SENDERS,
+    MAX_SHOWN_REQUESTERS,
     ApprovalOutcome,
     ApprovalTerms,
     DecidedApproval,
@@ -26,6 +27,7 @@ from ..types.approvals import (
     hash_name,
 )
 from ..types.state import RunState, ToolCallState
+from ..types.summaries import summarize_call, summarize_question
 from ..types.tool_calls import CallbackCall, Question
 from .external_calls import get_final_arguments, needs_before_activity
 from .payload_limits import DECISIONS_BYTES, MAX_PAST_DECISIONS, select_latest_rows
@@ -88,25 +90,38 @@ class CallWait:
         until, _ = self.ends()
         return until is not None and until <= now.timestamp()
 
-    def show(self) -> WaitingCall:
-        """Build the entry of the wait in ``Status.approvals`` and in the memo."""
+    def show(self, requesters: Sequence[str] = ()) -> WaitingCall:
+        """Build the entry of the wait in ``Status.approvals`` and in the memo. ``requesters``: of
+        :func:`list_requesters`."""
         pending, terms, period = self.pending, self.terms, self.period
         until = period.until if period else None
+        is_separate = isinstance(terms, ApprovalTerms) and terms.separate
         return WaitingCall(
             kind=self.kind,
             call_id=pending.call.id,
-            name=pending.call.name,
+            tool=pending.call.name,
             arguments=get_final_arguments(pending),
+            summary=self._summarize(),
             hash=self.hash,
             since=period.since if period else None,
             expires=None if until is None else datetime.fromtimestamp(until, UTC).isoformat(),
             on_expiry=terms.on_expiry if isinstance(terms, ApprovalTerms) else "deny",
-            separate=isinstance(terms, ApprovalTerms) and terms.separate,
+            separate=is_separate,
+            requesters=tuple(requesters[:MAX_SHOWN_REQUESTERS]) if is_separate else (),
             reminded=period.reminded if period else 0,
             question=terms.text if isinstance(terms, Question) else None,
             form=None if isinstance(terms, ApprovalTerms) else terms.form,
             consent=terms.consent if isinstance(terms, Question) else None,
         )
+
+    def _summarize(self) -> str:
+        """Return the summary that the worker has made of the call; a new one if there is none, or if a hook has changed
+        its arguments."""
+        call, arguments = self.pending.call, get_final_arguments(self.pending)
+        if self.kind == "question" and self.pending.question is not None:
+            return summarize_question(call.name, self.pending.question.text)
+        has_own = call.summary and (self.kind == "approval" or arguments == call.arguments)
+        return call.summary if has_own else summarize_call(call.name, arguments)
 
 
 # ---
@@ -207,7 +222,7 @@ def check_requester_room(state: RunState, by: str | None, *, opens_turn: bool = 
 
 def remember(state: RunState, pending: ToolCallState, /, **fields: Any) -> DecidedApproval:
     """Record in ``status.decided`` how a wait of the call has ended. ``fields``: the other fields of the record."""
-    past = DecidedApproval(call_id=pending.call.id, name=pending.call.name, **fields)
+    past = DecidedApproval(call_id=pending.call.id, tool=pending.call.name, **fields)
     state.decided = select_latest_rows([*state.decided, past][-MAX_PAST_DECISIONS:], DECISIONS_BYTES)
     return past
 

@@ -78,8 +78,9 @@ class MCPServer(Toolset):
     def __init__(self, name: str, transport: TransportFactory) -> None:
         """Use :meth:`stdio` or :meth:`http`."""
         if find_spec("mcp") is None:
-            reason = f"MCP server {name!r} needs the package mcp, version 2"
-            raise DefinitionError(reason, hint="pip install 'perdure[mcp]'")
+            from .._installation import build_missing_extra_error
+
+            raise build_missing_extra_error(f"MCP server {name!r}", "mcp", module="mcp")
         self.name = name
         self._transport_factory = transport
         self._headers: Headers = None

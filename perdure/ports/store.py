@@ -13,6 +13,7 @@ from ..types.messages import BlobRef, Data, File, FilePart, Message, decode_file
 from ..types.subagents import Lineage, PathStep
 from ..types.transcript import Transcript
 from .audit import Audit
+from .bulk_actions import BulkActions
 from .decisions import Decisions
 from .encrypted_bodies import EncryptedBodies
 from .failures import Failures
@@ -21,6 +22,7 @@ from .idempotency import Idempotency
 from .nudges import Nudges
 from .outbox import Outbox, WriteOptions
 from .retention import Retention
+from .run_lists import FailureCount, RunFilter
 from .tokens import Tokens
 from .usage import UsageLog, UsageRow
 from .waits import Waits
@@ -246,6 +248,16 @@ class RunRow:
     tenant: str | None = None
     """The tenant and the user whose run it is: a row of others is not replaced, and raises ``RunIdError``."""
     user: str | None = None
+    first_message: str | None = None
+    """The beginning of the message that the run began with, on one line, at most ``FIRST_MESSAGE_CHARS``: for lists and
+    their search. The first write that has one sets it."""
+    error_type: str | None = None
+    """Of a run that failed, or whose turn did, the class of the error; ``error`` is its text, at most
+    ``ERROR_CHARS``."""
+    error: str | None = None
+
+
+FIRST_MESSAGE_CHARS, ERROR_CHARS = 200, 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -424,6 +436,29 @@ class Runs(Protocol):
         """List rows, the newest first, without ``result``; with ``roots`` only those without a ``root``. Times are as
         of ``created_at``, the first inclusive. ``after``: ``created_at`` and ``context_id`` of the last row before."""
 
+    async def search_runs(
+        self, filter: RunFilter, *, after: tuple[str, str] | None = None, limit: int = 100
+    ) -> tuple[list[RunRow], tuple[str, str] | None]:
+        """List rows, the newest first, without ``result``, and return where the next page continues; None at the end.
+        ``after``: ``created_at`` and ``context_id`` of that place. A search looks at ``SCANNED_RUNS`` rows at most, so
+        a page may have fewer than ``limit`` rows before the end."""
+
+    async def find_first_messages(self, context_ids: Sequence[str]) -> dict[str, str]:
+        """Return the beginning of the first message of root runs that have no row yet, by their first events, as
+        ``first_message``; those without one are left out."""
+
+    async def count_failures(
+        self,
+        since: str,
+        *,
+        tenants: Sequence[str] | None = None,
+        agents: Sequence[str] | None = None,
+        sessions: Sequence[str] | None = None,
+        limit: int = 20,
+    ) -> list[FailureCount]:
+        """Count the rows, subagents' too, that have an error recorded at that time or later, by its class, the most
+        frequent first: only those of these tenants, agents and sessions with the runs below them; None for all."""
+
 
 class Turns(Protocol):
     """The ``turns`` table."""
@@ -479,6 +514,7 @@ class Store(
     Decisions,
     Outbox,
     Webhooks,
+    BulkActions,
     Audit,
     Idempotency,
     EncryptedBodies,

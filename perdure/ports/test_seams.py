@@ -28,6 +28,7 @@ Point = Literal[
     "webhook.answered",
     "decision.taken",
     "decision.sent",
+    "bulk.acted",
 ]
 """A moment of a worker, between an effect and its record:
 
@@ -42,6 +43,7 @@ Point = Literal[
 - ``webhook.answered``: the endpoint has answered, and the attempt is not recorded
 - ``decision.taken``: decisions that are due were taken from the store, and none was sent
 - ``decision.sent``: the run has answered a decision, and the answer is not recorded
+- ``bulk.acted``: a run of a bulk action was resumed or cancelled, and that is not recorded
 
 Only ``perdure.testing`` listens (``kill_at``, ``at``). Without listeners a point costs one lookup in a dictionary.
 """

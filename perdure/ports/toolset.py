@@ -25,6 +25,8 @@ class ListedTool(ToolSpec):
     """Seconds that one attempt may take; None is the toolset's."""
     provisional: bool = False
     """It stands in for tools that cannot be listed yet: a run takes the toolset's list again at each model call."""
+    summary: str | None = None
+    """One line that names a call to those who decide on it: ``"Pay {invoice_id}: {amount}"``."""
 
 
 class Toolset:

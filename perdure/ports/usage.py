@@ -100,6 +100,17 @@ class UsageSums:
     """Number of keys."""
 
 
+@dataclass(frozen=True, slots=True)
+class RunUsage:
+    """What a run and all runs below it have used so far."""
+
+    calls: int
+    tokens: int
+    """Of input and output."""
+    cost_usd: float | None
+    """Of the calls whose price is known; None if there are none."""
+
+
 def sort_sums(key: UsageKey, sums: Sequence[UsageSum]) -> list[UsageSum]:
     """Sort sums: by cost, then by tokens, the most first; days the newest first."""
     if key == "day":
@@ -119,6 +130,9 @@ class UsageLog(Protocol):
         self, *, tenant: str | None = None, agent: str | None = None, since: str = "", limit: int = 1000
     ) -> list[UsageRow]:
         """List rows, the newest first. ``since``: only those recorded then or later (:func:`timestamp`)."""
+
+    async def sum_run_usage(self, context_ids: Sequence[str]) -> dict[str, RunUsage]:
+        """Sum what each of these root runs has used so far; without rows a run is left out."""
 
     async def sum_usage(self, key: UsageKey, filter: UsageFilter, *, limit: int = 100) -> UsageSums:
         """Sum rows by ``key``, in the order of cost, then of tokens, the most first; days the newest first. At most

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 from .. import events
 from ..types.approvals import PendingKind
@@ -16,14 +16,22 @@ from ..types.run_states import ENDED_STATES
 from ..types.subagents import Lineage
 from .times import add_seconds
 
+WaitOrder = Literal["since", "expiry", "amount"]
+"""``since``: the longest waiting first. ``expiry``: those that expire, the soonest first. ``amount``: those that have
+one, the largest first."""
+WaitGroup = Literal["tool", "user", "tenant"]
+"""What calls of a list are together by; those without a user, or a tenant, come first."""
+
 
 class WaitCursor(NamedTuple):
     """The place of a wait in a list: the list continues after it."""
 
     at: str
-    """``created_at`` of the wait; in the order of expiry its ``expires_at``."""
+    """``created_at`` of the wait; in the other orders its ``expires_at``, or its ``amount``."""
     context_id: str
     call_id: str
+    name: str = ""
+    """The tool, user or tenant of the wait, in a list with a group."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,13 +52,22 @@ class WaitRow:
     the time that the activity took to report."""
     expires_at: str | None = None
     """When it expires at the earliest, as ``created_at``; None if it does not."""
+    summary: str = ""
+    """The call or its question in one line."""
+    amount: float | None = None
+    """The number of its arguments by which it is sorted."""
+    tenant: str | None = None
+    """The tenant and the user of the run, in a list of waits; not kept with the wait."""
+    user: str | None = None
     body: bytes | None = None
     """JSON of its event, ``approval.requested`` or ``question.asked``, as stored: see ``types.events.decode_event``.
     None if the event was deleted."""
 
-    def get_cursor(self, *, by_expiry: bool = False) -> WaitCursor:
-        """Return its place in the list of that order."""
-        return WaitCursor((self.expires_at if by_expiry else None) or self.created_at, self.context_id, self.call_id)
+    def get_cursor(self, order: WaitOrder = "since", group: WaitGroup | None = None) -> WaitCursor:
+        """Return its place in the list of that order and group."""
+        places = {"since": self.created_at, "expiry": self.expires_at, "amount": self.amount and repr(self.amount)}
+        name = "" if group is None else getattr(self, group) or ""
+        return WaitCursor(places[order] or "0", self.context_id, self.call_id, name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,12 +94,22 @@ class Waits(Protocol):
         *,
         agent: str | None = None,
         kind: PendingKind | None = None,
-        by_expiry: bool = False,
+        tool: str | None = None,
+        tenant: str | None = None,
+        user: str | None = None,
+        text: str | None = None,
+        order: WaitOrder = "since",
+        group: WaitGroup | None = None,
         after: WaitCursor | None = None,
         limit: int = 100,
     ) -> list[WaitRow]:
-        """List waits, the oldest first; ``by_expiry`` those that expire, the soonest first. ``after`` is the cursor of
-        the last row of the page before."""
+        """List waits in an order, with a group those of a group together. ``text`` occurs in the summary, the tool or
+        the run's id, in letters of either case. ``after`` is the cursor of the last row of the page before."""
+
+    async def count_wait_groups(
+        self, group: WaitGroup, *, agent: str | None = None, kind: PendingKind | None = None, limit: int = 100
+    ) -> dict[str, int]:
+        """Count the waits of each tool, user or tenant, those with most first; "" for those without one."""
 
     async def list_run_waits(self, context_ids: Sequence[str], *, limit: int = 1000) -> dict[str, RunWaits]:
         """Return what each of these runs waits for: of all together the ``limit`` oldest waits. A wait in a subagent is
@@ -112,6 +139,8 @@ class WaitChange(NamedTuple):
     hash: str = ""
     created_at: str = ""
     expires_at: str | None = None
+    summary: str = ""
+    amount: float | None = None
 
 
 def find_wait_changes(context_id: str, events: Iterable[events.Event], lineage: Lineage | None) -> list[WaitChange]:
@@ -141,7 +170,8 @@ def _find_wait_change(
         case events.ApprovalRequested() | events.QuestionAsked():
             kind: PendingKind = "approval" if isinstance(event, events.ApprovalRequested) else event.kind
             expires_at = _add_expiry(event.at, event.expires_in)
-            return WaitChange(position, context_id, event.call_id, kind, event.name, event.hash, event.at, expires_at)
+            asked = (event.call_id, kind, event.name, event.hash, event.at, expires_at)
+            return WaitChange(position, context_id, *asked, event.summary, event.amount)
         case events.ApprovalDecided() | events.QuestionAnswered() | events.ToolCompleted():
             return WaitChange(position, context_id, event.call_id)
         case events.ModelCompleted():  # calls begin to wait with a reply, and all have a result before the next one

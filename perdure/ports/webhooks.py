@@ -41,6 +41,8 @@ class WebhookRow:
     """ISO 8601, UTC, microseconds; so are the other times."""
     updated_at: str
     """Of the last change of anything but ``failing_since``."""
+    allowed: str = ""
+    """Hosts and networks, separated by commas, that the endpoint is in and may be although they are not public."""
 
 
 DeliveryState = Literal["delivered", "retrying", "failed"]

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 from urllib.parse import urlsplit
 from weakref import WeakKeyDictionary
 
-from ..errors import AuthenticationError, DefinitionError, ProviderError, RuntimeSetupError
+from ..errors import AuthenticationError, DefinitionError, MissingExtraError, ProviderError, RuntimeSetupError
 from ..types.redaction import Redaction, find_address_secrets, find_option_secrets
 from .errors import mark_refused_content
 from .reply import find_request_id, keep_headers
@@ -119,12 +119,11 @@ def build_origin(format: str, host: str, official_hosts: Iterable[str]) -> str:
     return format if is_host_of(host, official_hosts) else f"{format}@{host}"
 
 
-def build_missing_sdk_error(extra: str, name: str | None = None) -> RuntimeSetupError:
-    """Builds the error for an SDK that is not installed: the extra of perdure, the package that was not found."""
-    return RuntimeSetupError(
-        f"Models of {extra!r} need the package {name or extra!r}, which is not installed.",
-        hint=f"pip install 'perdure[{extra}]'",
-    )
+def build_missing_sdk_error(extra: str, name: str | None = None) -> MissingExtraError:
+    """Builds the error for an SDK that is not installed: the extra of perdure, the module that was not found."""
+    from .._installation import build_missing_extra_error
+
+    return build_missing_extra_error(f"A model of {extra!r}", extra, module=name or extra)
 
 
 def _import_price_list() -> None:
@@ -197,7 +196,7 @@ class Endpoint(ABC, Generic[ClientT]):
     format: ClassVar[str]
     """Name of the wire format, and of the built-in provider."""
     extra: ClassVar[str]
-    """Of ``pip install 'perdure[extra]'``."""
+    """The extra of perdure that brings the SDK."""
     key_envs: ClassVar[tuple[str, ...]]
     """Variables that may have the key; error messages name the first."""
     base_url_env: ClassVar[str]

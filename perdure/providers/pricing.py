@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from ..errors import DefinitionError
 from ..types.messages import Usage
 from .endpoint import Endpoint, is_host_of
-from .registry import PROVIDER_ALIASES, get_provider
+from .registry import PROVIDER_ALIASES, get_provider, runs_in_process
 
 if TYPE_CHECKING:
     import genai_prices
@@ -121,6 +121,8 @@ def calculate_cost_usd(provider: str, model: str, usage: Usage, requested_model:
     names = (model,) if requested_model in (None, model) else (model, requested_model)
     if (registered_price := _find_registered_price(provider, names)) is not None:
         return registered_price.calculate_cost(usage)
+    if runs_in_process(provider):
+        return 0.0
     costs = (_calculate_listed_cost(provider, name, usage) for name in names)
     return next((cost for cost in costs if cost is not None), None)
 

@@ -51,20 +51,27 @@ class BuiltInProvider:
     module: str
     """In this package. It loads no SDK."""
     class_name: str
-    sdk: str
+    sdk: str | None
+    """None if it needs none."""
+    models: tuple[str, ...] = ()
+    """All of its models; empty if its API says which there are."""
 
     def __call__(self) -> Provider:
         """Create the provider. Raises ``RuntimeSetupError`` if the SDK is not installed."""
-        try:
-            is_installed = find_spec(self.sdk) is not None
-        except ModuleNotFoundError:  # the package around it is missing too
-            is_installed = False
-        if not is_installed:
+        if not self.is_installed:
             from .endpoint import build_missing_sdk_error
 
             raise build_missing_sdk_error(self.load_class().extra, self.sdk)
         provider: Provider = self.load_class()()
         return provider
+
+    @property
+    def is_installed(self) -> bool:
+        """Whether its SDK can be imported."""
+        try:
+            return self.sdk is None or find_spec(self.sdk) is not None
+        except ModuleNotFoundError:  # the package around it is missing too
+            return False
 
     def load_class(self) -> Any:
         """The adapter."""
@@ -76,6 +83,7 @@ _factories: dict[str, ProviderFactory] = {
     "openai-responses": BuiltInProvider("openai_responses", "OpenAIResponses", "openai"),
     "anthropic": BuiltInProvider("anthropic", "Anthropic", "anthropic"),
     "google": BuiltInProvider("google", "Google", "google.genai"),
+    "demo": BuiltInProvider("demo", "Demo", None, ("echo", "tools")),
 }
 _providers: dict[str, Provider] = {}
 _worker_counts: WeakKeyDictionary[asyncio.AbstractEventLoop, int] = WeakKeyDictionary()
@@ -134,11 +142,26 @@ def get_wire_format(name: str) -> tuple[str, str]:
     """
     name = _resolve_provider_name(name)
     if isinstance(_factories.get(name), BuiltInProvider):
-        return name, name
+        return ("", "") if runs_in_process(name) else (name, name)
     from .endpoint import Endpoint
 
     provider = get_provider(name)
     return (provider.format, provider.origin) if isinstance(provider, Endpoint) else ("", "")
+
+
+def runs_in_process(name: str) -> bool:
+    """Whether the provider of that name is of perdure and calls no API, so that its models cost nothing."""
+    factory = _factories.get(name)
+    return isinstance(factory, BuiltInProvider) and factory.sdk is None
+
+
+def find_missing_extra(name: str) -> str | None:
+    """The extra that brings the SDK of the provider of that name, if it is not installed. Loads no SDK."""
+    factory = _factories.get(PROVIDER_ALIASES.get(name, name))
+    if not isinstance(factory, BuiltInProvider) or factory.is_installed:
+        return None
+    extra: str = factory.load_class().extra
+    return extra
 
 
 def parse_model(model: str) -> tuple[str, str]:
@@ -147,7 +170,10 @@ def parse_model(model: str) -> tuple[str, str]:
     if not colon or not provider or not name or name != name.strip():
         problem = f"A model is named provider:model, for instance 'openai:gpt-5', not {model!r}."
         raise DefinitionError(problem, hint=f"Known providers: {', '.join(list_providers())}.")
-    _resolve_provider_name(provider)
+    factory = _factories.get(_resolve_provider_name(provider))
+    if isinstance(factory, BuiltInProvider) and factory.models and name not in factory.models:
+        known = ", ".join(f"{provider}:{model}" for model in factory.models)
+        raise DefinitionError(f"The provider {provider!r} has no model {name!r}.", hint=f"It has: {known}.")
     return provider, name
 
 

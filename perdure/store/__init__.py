@@ -63,10 +63,9 @@ def _create_database_store(url: str) -> Store:
         except ModuleNotFoundError as error:
             if error.name != "asyncpg":
                 raise
-            raise StoreLocationError(
-                "a store in PostgreSQL needs the package asyncpg, which is not installed",
-                hint='Install it with the extra: pip install "perdure[postgres]".',
-            ) from error
+            from .._installation import build_missing_extra_error
+
+            raise build_missing_extra_error("a store in PostgreSQL", "postgres", module="asyncpg") from error
 
         return PostgresStore(url)
     raise StoreLocationError(

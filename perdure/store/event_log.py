@@ -219,8 +219,8 @@ def _change_waits(database: Database, feed: _Feed, agent: str, changes: Iterable
             database.run(SQL.delete_wait, **row)
         else:
             row |= {"root": feed.stream, "agent": agent, "kind": change.kind, "tool": change.tool, "hash": change.hash}
-            times = {"created_at": change.created_at, "expires_at": change.expires_at}
-            database.run(SQL.write_wait, **row, **times, seq=feed.seq)
+            row |= {"created_at": change.created_at, "expires_at": change.expires_at}
+            database.run(SQL.write_wait, **row, summary=change.summary, amount=change.amount, seq=feed.seq)
 
 
 def _insert_event(database: Database, feed: _Feed, new: NewEvent, key: str | None, key_id: str | None) -> bool:

@@ -45,11 +45,15 @@ SELECT task_id, type, body FROM events
 WHERE context_id = :stream AND seq = :seq
 
 -- name: write_wait
-INSERT INTO waits (context_id, call_id, root, seq, kind, agent, tool, hash, created_at, expires_at)
-VALUES (:context_id, :call_id, :root, :seq, :kind, :agent, :tool, :hash, :created_at, :expires_at)
+INSERT INTO waits (
+    context_id, call_id, root, seq, kind, agent, tool, hash, created_at, expires_at, summary, amount
+)
+VALUES (
+    :context_id, :call_id, :root, :seq, :kind, :agent, :tool, :hash, :created_at, :expires_at, :summary, :amount
+)
 ON CONFLICT (context_id, call_id) DO UPDATE SET root = excluded.root, seq = excluded.seq, kind = excluded.kind,
     agent = excluded.agent, tool = excluded.tool, hash = excluded.hash, created_at = excluded.created_at,
-    expires_at = excluded.expires_at
+    expires_at = excluded.expires_at, summary = excluded.summary, amount = excluded.amount
 
 -- name: delete_wait
 DELETE FROM waits

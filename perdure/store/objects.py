@@ -114,10 +114,10 @@ class ObjectLocation:
         try:
             self._from_url: Any = import_module("obstore.store").from_url
         except ImportError:
-            raise StoreLocationError(
-                f"{BLOB_URL_VARIABLE} is set, and large objects need the package obstore",
-                hint="pip install 'perdure[objects]'",
-            ) from None
+            purpose = f"{BLOB_URL_VARIABLE}, the location of large objects,"
+            from .._installation import build_missing_extra_error
+
+            raise build_missing_extra_error(purpose, "objects", module="obstore") from None
         self._client: Any = None
 
     @property

@@ -65,7 +65,7 @@ def _build_write(function: str, count: int, now: int = 1) -> _Write:
 
 APPEND = _build_write("perdure_append_0001", 21)
 CLAIM = _build_write("perdure_claim_0001", 23, now=4)
-COMMIT = _build_write("perdure_commit_0001", 68)
+COMMIT = _build_write("perdure_commit_0001", 71)
 
 
 LostDelta = tuple[int | None, str | None, bytes | None]
@@ -121,7 +121,7 @@ def _encode_wait_changes(batch: EventBatch, events: Sequence[Event]) -> list[str
         return []
     encoded: list[str | None] = [batch.token or batch.scheduled, batch.agent]
     for position, *values in changes:
-        encoded += [str(position + 1), *values]
+        encoded += [str(position + 1), *(repr(value) if isinstance(value, float) else value for value in values)]
     return encoded
 
 
@@ -156,11 +156,11 @@ def _encode_commit(commit: Commit, now: str) -> list[Any]:
         [node.body for node in nodes],
         *((None,) * 3 if outcome is None else (outcome.key, outcome.kind, outcome.body)),
         *(
-            (None,) * 10
+            (None,) * 13
             if run is None
             else (
                 *(run.context_id, run.agent, run.scope, run.head, run.status, run.iterations, run.result),
-                *(run.asked_at, run.tenant, run.user),
+                *(run.asked_at, run.tenant, run.user, run.first_message, run.error_type, run.error),
             )
         ),
         *(

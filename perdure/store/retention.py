@@ -26,7 +26,7 @@ SQL = load_statements("retention")
 
 T = TypeVar("T")
 
-RUN_TABLES = ("journal", "runs", "turns", "sent", "decisions")
+RUN_TABLES = ("journal", "runs", "turns", "sent", "decisions", "bulk_runs")
 """The tables whose rows go with the run of their ``context_id``, in the order in which writers lock them. A new table
 of that kind is added here, or to ``OTHER_TABLES``."""
 OTHER_TABLES = {
@@ -53,6 +53,7 @@ OTHER_TABLES = {
     "webhooks": "no run's",
     "deleted_runs": "the ids of deleted runs, which are not given again",
     "webhook_deliveries": "deleted after 30 days by themselves",
+    "bulk_actions": "of many runs; deleted 30 days after its end",
 }
 """The tables whose rows do not go with the run of their ``context_id``, and why."""
 RUN_NAMESPACES = ("artifacts:", "paid:")

@@ -85,6 +85,10 @@ WHERE context_id IN (:keys)
 DELETE FROM decisions
 WHERE context_id IN (:keys)
 
+-- name: delete_bulk_runs
+DELETE FROM bulk_runs
+WHERE context_id IN (:keys)
+
 -- name: delete_waits
 DELETE FROM waits
 WHERE context_id IN (:keys)

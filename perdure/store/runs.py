@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from dataclasses import asdict
 
-from ..ports.store import RunRow, TurnRow
+from ..ports.run_lists import SCANNED_RUNS, FailureCount, RunFilter, encode_words, summarize_text
+from ..ports.store import FIRST_MESSAGE_CHARS, RunRow, TurnRow
 from ..types.run_ids import build_run_id_error
-from .schema import Database, Tables, shorten_key, split_keys
+from .schema import Database, Tables, as_bytes, encode_sessions, shorten_key, split_keys
 from .statements import load_statements
 
 SQL = load_statements("runs")
@@ -17,8 +20,9 @@ def write_run(database: Database, run: RunRow, now: str, key_id: str | None) -> 
     names = {"context_id": run.context_id, "agent": run.agent, "scope": run.scope, "asked_at": run.asked_at}
     row = {"head": run.head, "status": run.status, "iterations": run.iterations, "result": run.result}
     labels = {"tenant": run.tenant, "user_id": run.user}
+    texts = {"first_message": run.first_message, "error_type": run.error_type, "error": run.error}
     times = {"created_at": now, "updated_at": now}
-    if database.run(SQL.write_run, **names, **row, **labels, **times, key_id=key_id).rowcount:
+    if database.run(SQL.write_run, **names, **row, **labels, **texts, **times, key_id=key_id).rowcount:
         return
     found = database.run(SQL.get_labels, context_id=run.context_id).fetchone()
     if tuple(found) != (run.tenant, run.user):  # else it is late
@@ -96,6 +100,58 @@ class ListTables(Tables):
             limit=limit,
         )
         return [RunRow(*row) for row in rows]
+
+    async def search_runs(
+        self, filter: RunFilter, *, after: tuple[str, str] | None = None, limit: int = 100
+    ) -> tuple[list[RunRow], tuple[str, str] | None]:
+        """See :class:`perdure.ports.store.Runs`."""
+        at, after_id = after or (None, None)
+        values = asdict(filter)
+        tested = {"words": encode_words(values.pop("search")), "updated_from": values.pop("updated_from")}
+        tested["error"] = values.pop("error")
+        scan = SCANNED_RUNS if any(value is not None for value in tested.values()) else limit
+        # Failed runs are few, and have an index by that time; others are looked at one by one.
+        failing = filter.error is not None or filter.status == "failed"
+        values |= {"failing": failing, "failed_from": filter.updated_from if failing else None}
+        values |= {"at": at, "after": after_id}
+        found = await self._select_rows(SQL.search_runs, **values, **tested, scan=scan, limit=limit)
+        rows = [RunRow(*row) for row in found]
+        if len(rows) == limit:
+            return rows, (rows[-1].created_at, rows[-1].context_id)
+        if scan == limit:
+            return rows, None
+        end = await self._select_rows(SQL.find_scan_end, **values, skipped=scan - 1)
+        return rows, (end[0][0], end[0][1]) if end else None
+
+    async def find_first_messages(self, context_ids: Sequence[str]) -> dict[str, str]:
+        """See :class:`perdure.ports.store.Runs`."""
+        found: dict[str, str] = {}
+        for keys in split_keys(context_ids):
+            for name, body in await self._select_rows(SQL.find_first_messages, keys=keys):
+                content = json.loads(as_bytes(body)).get("content")
+                if isinstance(content, str) and (text := summarize_text(content, FIRST_MESSAGE_CHARS)):
+                    found.setdefault(name, text)
+        return found
+
+    async def count_failures(
+        self,
+        since: str,
+        *,
+        tenants: Sequence[str] | None = None,
+        agents: Sequence[str] | None = None,
+        sessions: Sequence[str] | None = None,
+        limit: int = 20,
+    ) -> list[FailureCount]:
+        """See :class:`perdure.ports.store.Runs`."""
+        rows = await self._select_rows(
+            SQL.count_failures,
+            since=since,
+            tenants=tenants,
+            agents=agents,
+            sessions=encode_sessions(sessions),
+            limit=limit,
+        )
+        return [FailureCount(*row) for row in rows]
 
     async def list_turns(
         self, context_id: str, *, after: tuple[str, str] | None = None, limit: int = 100

@@ -7,6 +7,7 @@ migrations only.
 from __future__ import annotations
 
 import hashlib
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Protocol
@@ -20,7 +21,7 @@ TABLES = {
     "journal": ("key", "kind", "owner", "starts", "outcome", "claimed_at", "done_at", "key_id", "context_id"),
     "runs": (
         *("context_id", "agent", "scope", "head", "status", "iterations", "result", "asked_at"),
-        *("created_at", "updated_at", "tenant", "user_id", "key_id"),
+        *("created_at", "updated_at", "tenant", "user_id", "key_id", "first_message", "error_type", "error"),
     ),
     "turns": ("context_id", "task_id", "status", "head", "result", "asked_at", "created_at", "updated_at", "key_id"),
     "sent": ("context_id", "message_id", "task_id"),
@@ -33,7 +34,10 @@ TABLES = {
         *("tenant", "user_id", "key", "created_at"),
     ),
     "agents": ("hash", "name", "body", "created_at", "seen_at"),
-    "waits": ("context_id", "call_id", "root", "seq", "kind", "agent", "tool", "hash", "created_at", "expires_at"),
+    "waits": (
+        *("context_id", "call_id", "root", "seq", "kind", "agent", "tool", "hash", "created_at", "expires_at"),
+        *("summary", "amount"),
+    ),
     "failing_calls": (  # in the order of the fields of FailingCall
         *("context_id", "call", "root", "agent", "tenant", "user_id", "kind", "source", "error_type", "error"),
         *("status", "attempts", "since", "last_at", "next_at", "held_up_at"),
@@ -76,11 +80,19 @@ TABLES = {
     "sign_ins": ("id", "sealed", "expires_at"),  # in the order of the fields of SignInRow
     "webhooks": (  # in the order of the fields of WebhookRow
         *("id", "url", "events", "agent", "tenant", "session", "enabled", "disabled_reason", "failing_since"),
-        *("secrets", "key_id", "created_by", "created_at", "updated_at"),
+        *("secrets", "key_id", "created_by", "created_at", "updated_at", "allowed"),
     ),
     "webhook_deliveries": (  # in the order of the fields of DeliveryRow
         *("id", "webhook_id", "message_id", "type", "stream", "seq", "context_id", "url", "attempt", "outcome"),
         *("status", "error", "answer", "milliseconds", "next_at", "created_at"),
+    ),
+    "bulk_actions": (  # in the order of the fields of BulkRow
+        *("id", "verb", "filter", "tenant", "user_id", "by", "auth", "origin", "total", "per_second", "concurrency"),
+        *("state", "created_at", "ended_at", "stopped_by"),
+    ),
+    "bulk_runs": (
+        *("bulk_id", "context_id", "position", "execution", "agent", "tenant", "user_id", "outcome", "detail"),
+        *("attempts", "done_at"),
     ),
     "node_references": ("target", "node"),
     "run_references": ("target", "context_id"),
@@ -151,6 +163,12 @@ def run_for_keys(database: Database, statement: Statement, keys: Iterable[str], 
     """Yield the rows of ``statement``, whose ``:keys`` are any number of keys."""
     for some in split_keys(keys):
         yield from database.run(statement, keys=some, **values)
+
+
+def encode_sessions(sessions: Iterable[str] | None) -> str | None:
+    """Return the ids of sessions as statements read them: an object with them as its keys. None stands for all."""
+    # No run has an id with NUL; neither database reads it from JSON: SQLite ends the text there, which is another id.
+    return None if sessions is None else json.dumps({name: 1 for name in sessions if "\0" not in name})
 
 
 MAX_KEY_BYTES = 500

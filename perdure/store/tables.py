@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from .audit import AuditTables
+from .bulk_actions import BulkTables
 from .decisions import DecisionTables
 from .encrypted_bodies import EncryptedBodyTables
 from .failures import FailureTables
@@ -24,6 +25,7 @@ class StoreTables(
     DecisionTables,
     OutboxTables,
     WebhookTables,
+    BulkTables,
     AuditTables,
     IdempotencyTables,
     EncryptedBodyTables,

@@ -5,14 +5,13 @@ A row is written in the transaction of its call's outcome, see ``journal.py``.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import fields
 from operator import attrgetter
 from typing import Any
 
-from ..ports.usage import UsageFilter, UsageKey, UsageRow, UsageSum, UsageSums, sort_sums
-from .schema import Tables
+from ..ports.usage import RunUsage, UsageFilter, UsageKey, UsageRow, UsageSum, UsageSums, sort_sums
+from .schema import Tables, encode_sessions, split_keys
 from .statements import load_statements
 
 SQL = load_statements("usage")
@@ -41,6 +40,14 @@ class UsageTables(Tables):
         sums = [_build_sum(row[1], row[2:]) for row in rows if row[0] == 1]
         return UsageSums(sort_sums(key, sums), _build_sum(None, total[2:]), int(total[1]))
 
+    async def sum_run_usage(self, context_ids: Sequence[str]) -> dict[str, RunUsage]:
+        """See :class:`perdure.ports.usage.UsageLog`."""
+        sums: dict[str, RunUsage] = {}
+        for keys in split_keys(context_ids):
+            for name, calls, tokens, cost in await self._select_rows(SQL.sum_run_usage, keys=keys):
+                sums[name] = RunUsage(int(calls), int(tokens or 0), None if cost is None else float(cost))
+        return sums
+
 
 def _build_sum(key: str | None, values: Sequence[Any]) -> UsageSum:
     named = dict(zip((*COUNTS, "milliseconds"), values, strict=True))
@@ -50,8 +57,6 @@ def _build_sum(key: str | None, values: Sequence[Any]) -> UsageSum:
 
 
 def _get_values(filter: UsageFilter) -> dict[str, Any]:
-    # No run has an id with NUL; neither database reads it from JSON: SQLite ends the text there, which is another id.
-    sessions = None if filter.sessions is None else {name: 1 for name in filter.sessions if "\0" not in name}
     return {
         "since": filter.since,
         "until": filter.until or None,
@@ -61,5 +66,5 @@ def _get_values(filter: UsageFilter) -> dict[str, Any]:
         "without_tenant": filter.tenant == "",
         "tenants": filter.tenants,
         "agents": filter.agents,
-        "sessions": None if sessions is None else json.dumps(sessions),
+        "sessions": encode_sessions(filter.sessions),
     }

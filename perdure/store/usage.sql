@@ -23,6 +23,12 @@ WHERE created_at >= :since
 ORDER BY created_at DESC, key
 LIMIT :limit
 
+-- name: sum_run_usage
+-- Of runs with all runs below them, by the index of the same expression.
+SELECT coalesce(root, context_id), count(*), sum(input_tokens + output_tokens), sum(cost_usd) FROM usage
+WHERE coalesce(root, context_id) IN (:keys)
+GROUP BY 1
+
 -- name: sum_usage
 -- `sessions`: an object with their ids as keys, as both databases read it; their runs and those below them.
 -- One pass over the rows of the time, by the index of created_at; sums are few, and are read twice for their total.

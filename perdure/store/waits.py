@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
-from ..ports.waits import RunWaits, WaitCursor, WaitRow
+from ..ports.waits import RunWaits, WaitCursor, WaitGroup, WaitOrder, WaitRow
 from ..types.approvals import PendingKind
 from .schema import Tables, as_bytes, split_keys
 from .statements import load_statements
@@ -22,19 +23,32 @@ class WaitTables(Tables):
         *,
         agent: str | None = None,
         kind: PendingKind | None = None,
-        by_expiry: bool = False,
+        tool: str | None = None,
+        tenant: str | None = None,
+        user: str | None = None,
+        text: str | None = None,
+        order: WaitOrder = "since",
+        group: WaitGroup | None = None,
         after: WaitCursor | None = None,
         limit: int = 100,
     ) -> list[WaitRow]:
         """See :class:`perdure.ports.waits.Waits`."""
         place: dict[str, Any] = {}
         if after is not None:
-            time = "expires_at" if by_expiry else "created_at"
-            place = {time: after.at, "context_id": after.context_id, "call_id": after.call_id}
-        rows = await self._select_rows(
-            SQL.list_waits, agent=agent, kind=kind, by_expiry=by_expiry, limit=limit, **place
-        )
+            place = {"place": order if group is None else f"{group}_{order}", "name": after.name}
+            place |= {"less": -_parse_amount(after.at)} if order == "amount" else {"time": after.at}
+            place |= {"context_id": after.context_id, "call_id": after.call_id}
+        pattern = None if text is None else f"%{_escape_pattern(text.lower())}%"
+        filters = {"agent": agent, "kind": kind, "tool": tool, "tenant": tenant, "user": user, "text": pattern}
+        rows = await self._select_rows(SQL.list_waits, **filters, order=order, group=group, limit=limit, **place)
         return [replace(WaitRow(*row[:-1]), body=None if row[-1] is None else as_bytes(row[-1])) for row in rows]
+
+    async def count_wait_groups(
+        self, group: WaitGroup, *, agent: str | None = None, kind: PendingKind | None = None, limit: int = 100
+    ) -> dict[str, int]:
+        """See :class:`perdure.ports.waits.Waits`."""
+        rows = await self._select_rows(SQL.count_wait_groups, group=group, agent=agent, kind=kind, limit=limit)
+        return {str(name): int(count) for name, count in rows}
 
     async def list_run_waits(self, context_ids: Sequence[str], *, limit: int = 1000) -> dict[str, RunWaits]:
         """See :class:`perdure.ports.waits.Waits`."""
@@ -55,9 +69,23 @@ class WaitTables(Tables):
 
     async def put_wait(self, row: WaitRow) -> None:
         """See :class:`perdure.ports.waits.Waits`."""
-        values = {name: value for name, value in asdict(row).items() if name != "body"}
+        values = {name: value for name, value in asdict(row).items() if name not in ("body", "tenant", "user")}
         await self._change_rows(SQL.put_wait, **values, seq=0)
 
     async def remove_wait(self, context_id: str, call_id: str, hash: str | None = None) -> None:
         """See :class:`perdure.ports.waits.Waits`."""
         await self._change_rows(SQL.remove_wait, context_id=context_id, call_id=call_id, hash=hash)
+
+
+def _escape_pattern(text: str) -> str:
+    """Return ``text`` as it stands for itself in a pattern of LIKE."""
+    return "".join(f"!{char}" if char in "!%_" else char for char in text)
+
+
+def _parse_amount(text: str) -> float:
+    """Return the amount of a cursor; 0 for another text, which only another client has made."""
+    try:
+        amount = float(text)
+    except ValueError:
+        return 0.0
+    return amount if math.isfinite(amount) else 0.0

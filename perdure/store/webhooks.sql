@@ -3,11 +3,11 @@
 -- name: insert_webhook
 INSERT INTO webhooks (
     id, url, events, agent, tenant, session, enabled, disabled_reason, failing_since, secrets, key_id, created_by,
-    created_at, updated_at
+    created_at, updated_at, allowed
 )
 VALUES (
     :id, :url, :events, :agent, :tenant, :session, :enabled, :disabled_reason, :failing_since, :secrets, :key_id,
-    :created_by, :created_at, :updated_at
+    :created_by, :created_at, :updated_at, :allowed
 )
 ON CONFLICT (id) DO NOTHING
 RETURNING id
@@ -15,19 +15,19 @@ RETURNING id
 -- name: update_webhook
 UPDATE webhooks SET url = :url, events = :events, agent = :agent, tenant = :tenant, session = :session,
     enabled = :enabled, disabled_reason = :disabled_reason, failing_since = :failing_since, secrets = :secrets,
-    key_id = :key_id, created_by = :created_by, updated_at = :updated_at
+    key_id = :key_id, created_by = :created_by, updated_at = :updated_at, allowed = :allowed
 WHERE id = :id AND updated_at = :before
 RETURNING id
 
 -- name: get_webhook
 SELECT id, url, events, agent, tenant, session, enabled, disabled_reason, failing_since, secrets,
-    key_id, created_by, created_at, updated_at FROM webhooks
+    key_id, created_by, created_at, updated_at, allowed FROM webhooks
 WHERE id = :id
 
 -- name: list_webhooks
 -- The oldest first.
 SELECT id, url, events, agent, tenant, session, enabled, disabled_reason, failing_since, secrets,
-    key_id, created_by, created_at, updated_at FROM webhooks
+    key_id, created_by, created_at, updated_at, allowed FROM webhooks
 WHERE true
     AND enabled = :enabled -- if enabled
     AND (created_at, id) > (:last_at, :last_id) -- if last_at

@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterat
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from ..errors import BadRequestError, ProviderError
 from ..ports import test_seams
@@ -123,6 +123,9 @@ PlainReply = str | ToolCallPart | Sequence["str | ToolCallPart"] | Completed | E
 """Text, a call, several of both, a complete reply, an error that the call ends with, or a :class:`Fault`."""
 Reply = PlainReply | Callable[[ModelRequest], "PlainReply | Awaitable[PlainReply]"]
 """One of them, or a function of the request that returns one."""
+Replies = Iterable[Reply] | Iterable[object] | Callable[[ModelRequest], PlainReply | Awaitable[PlainReply]]
+"""A reply for each request, or a function for all of them. Type checkers take a list of texts and calls in a variable
+for a list of objects: anything else is refused when the script is made."""
 
 _WORD_PATTERN = re.compile(r"\S+\s*|\s+")
 
@@ -142,6 +145,14 @@ class ScriptError(BadRequestError):
     """The script does not match the requests to the model: replies are missing, or left over."""
 
 
+def _check_reply(index: int, reply: Any) -> Reply:
+    """Raises ``TypeError``."""
+    if not isinstance(reply, str | ToolCallPart | Sequence | Completed | Exception | Fault) and not callable(reply):
+        kinds = "a text, a call(…), a list of these, or a function"
+        raise TypeError(f"replies[{index}] is {reply!r:.100}: a reply is {kinds}")
+    return cast(Reply, reply)
+
+
 class ScriptedProvider:
     """Answers each request with the next of ``replies``; one callable in place of the list answers them all.
 
@@ -152,10 +163,10 @@ class ScriptedProvider:
         register_provider("scripted", provider)
     """
 
-    def __init__(self, replies: Iterable[Reply] | Callable[[ModelRequest], PlainReply | Awaitable[PlainReply]]) -> None:
+    def __init__(self, replies: Replies) -> None:
         if isinstance(replies, str | ToolCallPart):  # iterating over a text would give a reply per letter
             raise TypeError(f"the replies are a list, or one function for all of them: [{replies!r}]")
-        listed: list[Reply] | None = None if callable(replies) else list(replies)
+        listed = None if callable(replies) else [_check_reply(index, reply) for index, reply in enumerate(replies)]
         self._count = None if listed is None else len(listed)
         self._replies: Iterator[Reply] = itertools.repeat(replies) if callable(replies) else iter(listed or ())
         self._ids = itertools.count(1)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping
 from contextlib import (
     AbstractAsyncContextManager,
     AbstractContextManager,
@@ -34,7 +34,7 @@ from ..types.interface import OutputT, Response
 from ..types.messages import Content
 from ..worker import Engine, Lifespan
 from .fake_service import HomeLoop, InProcessService
-from .provider import PlainReply, Reply, ScriptedProvider, ScriptError
+from .provider import Replies, ScriptedProvider, ScriptError
 from .store import MemoryStore
 
 # ---
@@ -90,7 +90,6 @@ class _BlockedProvider:
 
 T = TypeVar("T")
 
-Replies = Iterable[Reply] | Callable[[ModelRequest], PlainReply | Awaitable[PlainReply]]
 EngineName = Literal["process", "temporal"]
 
 

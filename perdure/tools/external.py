@@ -67,6 +67,7 @@ class CallbackTool(ExternalTool):
         output: Any = None,
         expires: float | str | timedelta | None = None,
         on_expiry: str | None = None,
+        summary: str | None = None,
         **options: Any,
     ) -> None:
         """Arguments as of :func:`callback_tool`. Raises ``DefinitionError``."""
@@ -79,6 +80,7 @@ class CallbackTool(ExternalTool):
             raise DefinitionError(f"{owner}: parameters={error}", hint=hint) from error
         self.parameters = _build_parameters(owner, self._adapter or parameters)
         self.validates_by_code = self._adapter is not None
+        self.set_summary(summary, "a client")
         try:
             self.form = build_form(output)
             """JSON Schema of the result; None accepts any."""
@@ -137,6 +139,7 @@ def callback_tool(
     on_expiry: str | None = None,
     hooks: Sequence[Hook | HookSet] = (),
     needs_approval: NeedsApproval = False,
+    summary: str | None = None,
 ) -> CallbackTool:
     """A tool that a client runs: ``callback_tool("open_file", "Open a file in the editor.", OpenFile, output=str)``.
 
@@ -148,7 +151,8 @@ def callback_tool(
     validators do not run. The model gets the answer as the result: a text as it is, everything else as JSON.
     ``expires`` is in seconds, or text like ``"1h"``; a call that expires is an error, whose text is ``on_expiry``.
     ``needs_approval`` is as in :func:`~perdure.tools.tool.tool`: the call is approved first, and then waits for
-    its answer. So are ``hooks``: they see the call before the client does, and its answer before the model does.
+    its answer. So are ``hooks``: they see the call before the client does, and its answer before the model does; and
+    ``summary``.
 
     Raises ``DefinitionError``.
     """
@@ -161,6 +165,7 @@ def callback_tool(
         on_expiry=on_expiry,
         hooks=hooks,
         needs_approval=needs_approval,
+        summary=summary,
     )
 
 
@@ -180,6 +185,7 @@ class RemoteTool(ExternalTool):
         task_queue: str,
         *,
         description: str | None = None,
+        summary: str | None = None,
         **options: Any,
     ) -> None:
         """Arguments as of :func:`remote_tool`. Raises ``DefinitionError``."""
@@ -197,6 +203,7 @@ class RemoteTool(ExternalTool):
             raise DefinitionError(f"{owner}: {self.context_parameter!r} would take the context", hint=hint)
         if isinstance(schema, Mapping):
             self.parameters = _build_parameters(owner, schema)
+        self.set_summary(summary, f"task queue {task_queue!r}")
         self.where = f"task queue {task_queue!r}"
         self.run_by = f"the workers of {self.where}"
         self.definition = hash_definition(self, self.idempotent, "remote")
@@ -225,6 +232,7 @@ def remote_tool(
     retries: int | None = None,
     hooks: Sequence[Hook | HookSet] = (),
     needs_approval: NeedsApproval = False,
+    summary: str | None = None,
 ) -> RemoteTool:
     """A tool that other workers run, in any language: the activity ``tool.<name>`` of ``task_queue``.
 
@@ -232,9 +240,9 @@ def remote_tool(
     text as it is. The error that it fails with goes to the model. ``schema`` is the JSON Schema of the arguments, or a
     function with the same parameters, which is never called. ``timeout`` is in seconds: a call that has not ended by
     then runs again if it is ``idempotent``, at most ``retries`` times; else the model is told that its outcome is
-    unknown. All these attempts have the same activity id, also after a reset: use it as an idempotency key. ``hooks``
-    and ``needs_approval`` are as in :func:`~perdure.tools.tool.tool`; hooks run in this worker, in activities of their
-    own.
+    unknown. All these attempts have the same activity id, also after a reset: use it as an idempotency key. ``hooks``,
+    ``needs_approval`` and ``summary`` are as in :func:`~perdure.tools.tool.tool`; hooks run in this worker, in
+    activities of their own.
 
     Raises ``DefinitionError``.
     """
@@ -248,4 +256,5 @@ def remote_tool(
         retries=retries,
         hooks=hooks,
         needs_approval=needs_approval,
+        summary=summary,
     )

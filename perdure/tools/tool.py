@@ -29,6 +29,7 @@ from ..hooks.hook import TOOL_HOOK_EVENTS
 from ..types.interface import FINISH_TOOL
 from ..types.messages import NAME_PATTERN, clean_text
 from ..types.plain_json import find_json_flaw
+from ..types.summaries import find_template_flaw
 from ..types.tool_calls import PinnedTool
 from .approvals import Approval, takes_call_and_context
 from .signature import Arguments, read_signature
@@ -58,6 +59,8 @@ class Tool(Generic[P, ReturnT, ContextT_contra]):
     """The arguments are passed on as the model gave them, and are converted where the call runs."""
     needs_approval: NeedsApproval = False
     """Whether a call waits until a person approves it, and on what terms."""
+    summary: str | None = None
+    """Template of the line that names a call to people; None for one made of the tool's name and arguments."""
     timeout: float = 0.0
     """Seconds that one attempt may take."""
     idempotent: bool = False
@@ -86,6 +89,7 @@ class Tool(Generic[P, ReturnT, ContextT_contra]):
         task_queue: str | None = None,
         hooks: Sequence[Hook | HookSet] = (),
         needs_approval: NeedsApproval = False,
+        summary: str | None = None,
     ) -> None:
         """Arguments as of :func:`tool`. Raises ``DefinitionError``."""
         function = read_signature(fn)
@@ -106,6 +110,7 @@ class Tool(Generic[P, ReturnT, ContextT_contra]):
         self._arguments = Arguments(function, self.name)
         self.parameters = self._arguments.schema
         """JSON Schema of the arguments: always an object."""
+        self.set_summary(summary, self.where)
         self.validates_by_code = self._arguments.runs_code
         self.definition = hash_definition(self, idempotent, inline, separators=(",", ":"))
         """Hash (hexadecimal) of what the model sees and of how a call runs."""
@@ -123,6 +128,12 @@ class Tool(Generic[P, ReturnT, ContextT_contra]):
         from ..ports.model import ToolSpec
 
         return ToolSpec(self.name, self.description, self.parameters)
+
+    def set_summary(self, template: str | None, where: str) -> None:
+        """Set the template of summaries. Raises ``DefinitionError`` for one that does not fit the tool's arguments."""
+        if template is not None and (flaw := find_template_flaw(template, self.parameters)) is not None:
+            raise DefinitionError(f"tool {self.name!r} ({where}): {flaw[0]}", hint=flaw[1])
+        self.summary = template
 
     def validate(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Convert the model's arguments to keyword arguments of ``fn``. Raises ``ArgumentsError``."""
@@ -175,6 +186,8 @@ class ToolOptions(TypedDict, total=False):
     needs_approval: NeedsApproval
     """A call waits until a person approves it: True, an ``Approval`` with its terms, or a function of the call and a
     ``RunContext`` that returns one of these."""
+    summary: str | None
+    """One line that names a call to people: text with names of arguments in braces."""
 
 
 class ToolDecorator(Protocol):
@@ -221,7 +234,9 @@ def tool(fn: Callable[..., Any] | None = None, /, **options: Any) -> Any:
     own. ``task_queue`` sends the call to other workers. ``hooks`` run around each call, inside the hooks of the
     agent and of the worker: ``before_tool_call``, ``after_tool_call`` and ``on_error``. ``needs_approval`` makes a call
     wait until a person approves it: True, an ``Approval`` with its terms, or a function of the call (``id``, ``name``,
-    ``arguments``) and a ``RunContext`` that returns one of these.
+    ``arguments``) and a ``RunContext`` that returns one of these. ``summary`` names a call in one line to the people
+    who decide on it: ``summary="Pay {invoice_id}: {amount}"``, with names of arguments, or of fields of an object
+    (``{customer.name}``).
 
     Raises ``DefinitionError`` for a function that a model could not call.
     """
@@ -322,7 +337,7 @@ class ToolsetTool(ExternalTool):
         self.name, self.description, self.parameters = pinned.name, pinned.description, pinned.parameters
         self.toolset, self.definition = pinned.toolset, pinned.definition
         self.timeout, self.retries, self.task_queue = pinned.timeout, pinned.retries, pinned.task_queue
-        self.idempotent, self.inline = pinned.idempotent, pinned.inline
+        self.idempotent, self.inline, self.summary = pinned.idempotent, pinned.inline, pinned.summary
         self._call = call
 
     def bind(self, arguments: Mapping[str, Any], context: RunContext[Any] | None = None) -> Callable[[], Any]:
@@ -344,7 +359,7 @@ def pin_tool(toolset: Toolset, listed: Any) -> PinnedTool:
     options, timeout = dict[str, Any](), None
     if isinstance(listed, ListedTool):
         options, timeout = {"idempotent": listed.idempotent, "inline": listed.inline}, listed.timeout
-        options["provisional"] = listed.provisional
+        options |= {"provisional": listed.provisional, "summary": listed.summary}
     elif isinstance(listed, Tool):
         if isinstance(listed, ExternalTool):
             raise DefinitionError(f"{fault}, which no worker can run", hint="Give it to the agent: Agent(tools=[…]).")
@@ -355,10 +370,13 @@ def pin_tool(toolset: Toolset, listed: Any) -> PinnedTool:
             name = sanitise_tool_name(toolset.prefix + listed.name)
             hint = f"Write a rule for it: Agent(approvals=[ask({name!r})])."
             raise DefinitionError(f"{fault}, which has needs_approval", hint=hint)
-        options = {name: getattr(listed, name) for name in ("idempotent", "inline", "retries", "task_queue")}
+        options = {name: getattr(listed, name) for name in ("idempotent", "inline", "retries", "task_queue", "summary")}
         timeout = None if listed.timeout == DEFAULT_TIMEOUT else listed.timeout
     if not isinstance(spec.name, str) or not spec.name:
         raise DefinitionError(f"toolset {toolset.name!r} lists a tool without a name: {listed!r:.100}")
+    template = options.get("summary")
+    if template is not None and (flaw := find_template_flaw(template, spec.parameters)) is not None:
+        raise DefinitionError(f"toolset {toolset.name!r} lists {spec.name!r:.100}: {flaw[0]}", hint=flaw[1])
     try:
         return PinnedTool(
             toolset=toolset.name,

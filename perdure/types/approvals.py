@@ -4,7 +4,7 @@ import hashlib
 import json
 import operator
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field
@@ -39,8 +39,15 @@ NameHash = Annotated[str, Field(max_length=64)]
 MAX_SENDERS = 4096
 """Most people whose input a run takes in one turn, including that of the runs above it. All are remembered: none of
 them may approve a call that they asked for if the approval is separate."""
+MAX_SHOWN_REQUESTERS = 16
+"""Most requesters that a pending call names: lists of calls say with them whose own a call is."""
 ANYBODY = "*"
 """In the place of hashes of names: more than ``MAX_SENDERS`` people, so that nobody may approve such a call."""
+
+
+def is_requester(name: str | None, requesters: Collection[str]) -> bool:
+    """Whether the person ``name`` is, or may be, one of ``requesters``, hashes of names or the mark of too many."""
+    return hash_name(name) in requesters or "*" in requesters
 
 
 class ApprovalTerms(Data):
@@ -172,10 +179,12 @@ class WaitingCall(Data):
     kind: PendingKind = "approval"
     """``question``: its tool asks something. ``callback``: a client runs the call and sends the result."""
     call_id: str
-    name: str
-    """Name of the tool."""
+    tool: str
     arguments: dict[str, Any] | None = None
     """None if they are too large for history: the transcript has them."""
+    summary: str = ""
+    """The call or its question in one line, for people: by the template of its tool, or its name and first
+    arguments."""
     hash: str
     """Identifies the call and its arguments: a decision that gives it cannot be taken for another call."""
     since: str | None = None
@@ -183,6 +192,9 @@ class WaitingCall(Data):
     expires: str | None = None
     on_expiry: OnExpiry = "deny"
     separate: bool = False
+    requesters: tuple[NameHash, ...] = Field(default=(), exclude_if=operator.not_)
+    """With ``separate``: ``hash_name`` of the first people whose input led to the call, at most
+    ``MAX_SHOWN_REQUESTERS``."""
     reminded: int = Field(default=0, exclude_if=operator.not_)
     """Reminders so far."""
     question: str | None = None
@@ -197,7 +209,7 @@ class DecidedApproval(Data):
     """A past decision, or an answer."""
 
     call_id: str
-    name: str
+    tool: str
     state: DecisionState | Literal["answered"]
     by: str | None = None
     at: str
@@ -216,4 +228,4 @@ class DecidedApproval(Data):
         if self.state == "expired" or self.by is None:
             return f"{self.state}: no decision by {self.at}"
         text = f"{self.state} by {self.by} at {self.at}"
-        return f"{text}, as every call of {self.name} since {self.standing}" if self.standing else text
+        return f"{text}, as every call of {self.tool} since {self.standing}" if self.standing else text

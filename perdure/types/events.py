@@ -62,6 +62,10 @@ class ApprovalRequested(EventBase):
     name: str
     arguments: dict[str, Any] | None = None
     """None if they are too large for history."""
+    summary: str = ""
+    """The call in one line, for people: by the template of its tool, or its name and first arguments."""
+    amount: float | None = Field(default=None, exclude_if=is_none)
+    """The number of its arguments by which an inbox sorts calls."""
     hash: str = ""
     """Identifies the call with these arguments: an approval is sent with it."""
     expires_in: float | None = None
@@ -251,6 +255,10 @@ class QuestionAsked(EventBase):
     """The question of the tool."""
     arguments: dict[str, Any] | None = None
     """For a callback: its arguments."""
+    summary: str = ""
+    """The question, or the call of a callback, in one line."""
+    amount: float | None = Field(default=None, exclude_if=is_none)
+    """As of :class:`ApprovalRequested`."""
     form: dict[str, Any] | None = None
     """JSON Schema of the answer; None accepts any value."""
     consent: Consent | None = Field(default=None, exclude_if=is_none)

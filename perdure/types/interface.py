@@ -162,6 +162,7 @@ resumes it. It stays unchanged when the run ends: ``ExecutionStatus`` has the en
 
 WORKFLOW_TYPE = "AgentWorkflow"
 WEBHOOK_WORKFLOW_TYPE = "PerdureWebhook"
+BULK_WORKFLOW_TYPE = "PerdureBulkAction"
 """Of the delivery of one event to one webhook."""
 READ_ERROR_TYPE = "Read"
 """Type of the error by which the update ``read`` is refused: its details are ``{"answer", "asker"}``."""
@@ -418,11 +419,13 @@ class TurnStatus(Data):
 
 
 class ChildStatus(Data):
-    """A running tool call, or a branch of a step (``kind`` is ``branch``, ``name`` the agent)."""
+    """A tool call without a result, or a branch of a step (``kind`` is ``branch``, ``tool`` the agent)."""
 
     call_id: str
-    name: str
+    tool: str
     kind: str
+    state: Literal["running", "waiting"] = "running"
+    """``waiting`` for a decision or an answer: ``Status.approvals`` says for which."""
     context_id: str | None = Field(default=None, exclude_if=is_none)
     """Id of the subagent's run; also for a call that waits for a subagent in background."""
 

@@ -252,6 +252,10 @@ class Call(Data):
     disposition: Disposition
     approval: ApprovalTerms | None = Field(default=None, exclude_if=operator.not_)
     """It runs when it is approved."""
+    summary: str = Field(default="", exclude_if=operator.not_)
+    """One line that names the call to those who decide on it; empty for a call that does not wait."""
+    amount: float | None = Field(default=None, exclude_if=is_none)
+    """The number by which an inbox sorts it."""
 
 
 # ---
@@ -274,11 +278,13 @@ class PinnedTool(Data):
     task_queue: str | None = Field(default=None, exclude_if=is_none)
     provisional: bool = Field(default=False, exclude_if=operator.not_)
     """It stands in for the toolset's tools, which the run takes as soon as they can be listed."""
+    summary: str | None = Field(default=None, exclude_if=is_none)
+    """Template of the line that names a call to people."""
 
     @property
     def definition(self) -> str:
         """Hash (hexadecimal) of what the model sees and of how a call runs."""
-        hashed = self.model_dump(mode="json", exclude={"timeout"})
+        hashed = self.model_dump(mode="json", exclude={"timeout", "summary"})
         return hashlib.sha256(json.dumps(hashed, sort_keys=True).encode()).hexdigest()[:16]
 
 

@@ -1,4 +1,4 @@
 """HTTP: the native API and the protocols of front ends, as mountable routes and as one application.
 
-Needs the extra ``web``. Nothing is kept in the process: any replica may answer any request.
+Needs the extra ``server``. Nothing is kept in the process: any replica may answer any request.
 """

@@ -4,7 +4,7 @@
     runId      id of the turn                 tools       client tools of the turn
 
 The server keeps the history: of ``messages`` only the last is sent. A message's id is that of the run and the client's
-own: the same run is the same message, and a client finds its message under its own id. Needs the extra ``agui``.
+own: the same run is the same message, and a client finds its message under its own id. Needs the extra ``server``.
 """
 
 from __future__ import annotations
@@ -193,7 +193,7 @@ async def _resume(call: Call, sent: RunAgentInput) -> _Acted:
     entries = [entry.model_copy(update={"interrupt_id": call.caller.read_id(entry.interrupt_id)}) for entry in entries]
     waits, _ = await read_waits(call.client, thread_id)
     given = {entry.interrupt_id for entry in entries}
-    asked = [wait for wait in waits if not (wait.call.kind == "callback" and wait.call.name in frontend)]
+    asked = [wait for wait in waits if not (wait.call.kind == "callback" and wait.call.tool in frontend)]
     kinds = {wait.id: wait.call.kind for wait in waits}
     if given & kinds.keys() and (missing := [wait.id for wait in asked if wait.id not in given]):
         names = ", ".join(map(call.caller.show_id, missing))

@@ -29,16 +29,8 @@ from ..types.events import (
     TurnEvent,
 )
 from ..types.messages import NAME_CHARS, Usage
-from .turns import (
-    Replies,
-    Reply,
-    describe_answer,
-    dump_arguments,
-    dump_event,
-    has_arguments,
-    is_answer_call,
-    shorten_id,
-)
+from .argument_text import dump_arguments, find_rest
+from .turns import Replies, Reply, describe_answer, dump_event, is_answer_call, shorten_id
 
 Frame = dict[str, Any]
 
@@ -238,24 +230,24 @@ class AguiTranslator:
         return {"type": "success"}
 
     def _is_frontend(self, wait: RunWait) -> bool:
-        return wait.call.kind == "callback" and wait.call.name in self._frontend_tools
+        return wait.call.kind == "callback" and wait.call.tool in self._frontend_tools
 
     def _build_interrupt(self, wait: RunWait) -> Frame:
         call = wait.call
         interrupt: Frame = {
             "id": wait.id,
             "reason": "input_required" if call.kind == "question" else "tool_call",
-            "message": call.question or f"Approve {call.name}?",
+            "message": call.question or f"Approve {call.tool}?",
             "toolCallId": self._call_id(wait.run_id, call.call_id),
             "metadata": {
-                "tool": call.name, "arguments": call.arguments, "hash": call.hash, "separate": call.separate
+                "tool": call.tool, "arguments": call.arguments, "hash": call.hash, "separate": call.separate
             },
         }  # fmt: skip
         if call.kind == "approval":
             interrupt["responseSchema"] = APPROVAL_SCHEMA
         else:
             interrupt |= {"responseSchema": call.form} if call.form else {}
-            interrupt |= {"message": f"Run {call.name} and send its result."} if call.kind == "callback" else {}
+            interrupt |= {"message": f"Run {call.tool} and send its result."} if call.kind == "callback" else {}
         interrupt |= {"expiresAt": call.expires} if call.expires else {}
         interrupt |= {"subagentRunId": wait.run_id} if wait.run_id != self.thread_id else {}
         return interrupt
@@ -385,10 +377,11 @@ class AguiTranslator:
         written = {call.id: call.arguments for call in reply.calls.values() if not is_answer_call(call.name)}
         calls = [call for call in event.calls if not is_answer_call(call.name)]
         for call in calls:
-            if not written.get(call.id):
-                self._call(reply, context_id, call.id, call.name, dump_arguments(call.arguments))
-            elif not has_arguments(written[call.id], call.arguments):
+            rest = find_rest(written.get(call.id, ""), call.arguments)
+            if rest is None:
                 is_wrong = True
+            else:
+                self._call(reply, context_id, call.id, call.name, rest)
         is_wrong = is_wrong or bool(written.keys() - {call.id for call in calls})
         self._close_open(context_id)
         if is_wrong:

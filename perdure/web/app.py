@@ -22,18 +22,29 @@ from starlette.routing import BaseRoute, Match, Mount, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 from temporalio.service import RPCError
 
+from .._installation import build_missing_extra_error
 from ..client.client import Client
-from ..errors import PerdureError, RuntimeSetupError
+from ..errors import PerdureError
 from ..types.messages import MAX_FILE_BYTES
 from .approvals import OPERATIONS as APPROVALS
 from .auth import Authenticator, Authorizer, ContextFunction, RoleAuthorizer
+from .bulk_actions import OPERATIONS as BULK_ACTIONS
 from .decide import FORM_TYPE, MAX_FORM_BYTES, decide_routes
 from .files import OPERATIONS as FILES
 from .forks import OPERATIONS as FORKS
-from .limits import ANY_TYPE, BodyLimits, BodyRule, ConnectionLimiter, RateLimiter, RequestLimits, WebLimits
+from .limits import (
+    ANY_TYPE,
+    BODY_SECONDS,
+    BodyLimits,
+    BodyRule,
+    ConnectionLimiter,
+    RateLimiter,
+    RequestLimits,
+    WebLimits,
+)
 from .lists import OPERATIONS as LISTS
 from .openapi import build_openapi_operation
-from .operations import BODY_SECONDS, ApiRouter, Operation, Web, decode_path, list_routes
+from .operations import ApiRouter, Operation, Web, decode_path, list_routes
 from .origins import CrossOrigin, ForwardedHeaders, HostCheck, SecurityHeaders
 from .problems import problem_response
 from .records import OPERATIONS as RECORDS
@@ -50,7 +61,9 @@ MAX_REFUSED_FORM_BYTES = 256 * 1024 * 1024
 """Bytes above these of a form that the console still takes, to refuse it with a page: a browser sends all of a form
 before it reads the answer, and shows an error of its own where the connection is closed meanwhile."""
 Protocol = Literal["agui", "vercel", "openai", "mcp"]
-_OPERATIONS: Sequence[Operation] = (*SESSIONS, *LISTS, *APPROVALS, *FILES, *FORKS, *SCHEDULES, *WEBHOOKS, *RECORDS)
+_OPERATIONS: Sequence[Operation] = (
+    *(*SESSIONS, *LISTS, *BULK_ACTIONS, *APPROVALS, *FILES, *FORKS, *SCHEDULES, *WEBHOOKS, *RECORDS),
+)
 OPERATIONS: Sequence[Operation] = (*_OPERATIONS, build_openapi_operation(_OPERATIONS))
 """Every operation of the native API."""
 _READY_SECONDS = 1.0
@@ -130,25 +143,18 @@ def create_app(
 
 
 def _list_protocol_routes(web: Web, options: WebOptions) -> list[BaseRoute]:
+    from .agui import agui_routes
     from .openai import openai_routes
     from .vercel import vercel_routes
 
     wanted = options.protocols if options.protocols is not None else get_args(Protocol)
-    found: list[BaseRoute] = []
-    if "agui" in wanted:
-        try:
-            from .agui import agui_routes
-        except ImportError:  # its extra
-            if options.protocols is not None:
-                raise RuntimeSetupError("AG-UI is not installed", hint="pip install 'perdure[agui]'") from None
-        else:
-            found += agui_routes(web)
+    found: list[BaseRoute] = list(agui_routes(web)) if "agui" in wanted else []
     if "mcp" in wanted:
         try:
             from .mcp import mcp_routes
-        except ImportError:  # its extra
+        except ImportError as error:  # its extra
             if options.protocols is not None:
-                raise RuntimeSetupError("MCP is not installed", hint="pip install 'perdure[mcp]'") from None
+                raise build_missing_extra_error("the protocol 'mcp'", "mcp", module=error.name) from None
         else:
             found += mcp_routes(web)
     found += vercel_routes(web) if "vercel" in wanted else ()

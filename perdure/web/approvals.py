@@ -15,8 +15,8 @@ from ..client.pages import InboxEntry, list_wait_page
 from ..client.progress import refuse_without_worker
 from ..errors import InvalidInputError, PerdureError, RunNotFoundError
 from ..ports.store import RunRow
-from ..ports.waits import WaitRow
-from ..types.approvals import DecidedApproval, OnExpiry, PendingKind
+from ..ports.waits import WaitGroup, WaitOrder, WaitRow
+from ..types.approvals import DecidedApproval, OnExpiry, PendingKind, is_requester
 from ..types.messages import CALL_ID_CHARS, NAME_CHARS, RUN_ID_CHARS
 from .auth import Resource
 from .lists import PageQuery
@@ -24,6 +24,7 @@ from .operations import Call, Input, Operation
 from .problems import WebError, build_problem, build_unexpected_problem
 
 MAX_DECISIONS = 50
+_FILTERS = ("agent", "kind", "tool", "tenant", "user", "text", "order")
 _CONCURRENT_DECISIONS = 8
 DECIDE_SECONDS = 40.0
 """Longest time of all decisions of a request: less than that of the request."""
@@ -34,20 +35,32 @@ class ApprovalsQuery(PageQuery):
 
     agent: str | None = Field(default=None, min_length=1, max_length=NAME_CHARS)
     kind: PendingKind | None = None
-    by_expiry: bool = False
-    """Those that expire, the soonest first; by default all, the longest waiting first."""
+    tool: str | None = Field(default=None, min_length=1, max_length=NAME_CHARS)
+    tenant: str | None = Field(default=None, min_length=1, max_length=NAME_CHARS)
+    user: str | None = Field(default=None, min_length=1, max_length=NAME_CHARS)
+    text: str | None = Field(default=None, min_length=1, max_length=200)
+    """It occurs in the summary of the call, its tool or the id of its session."""
+    order: WaitOrder = "since"
+    """The longest waiting first; or those that expire, the soonest first; or those with an amount, the largest
+    first."""
+    group: WaitGroup | None = None
+    """The calls of each tool, user or tenant together. Of a caller who sees only some sessions, within a page."""
 
 
 class PendingCall(BaseModel):
     """A call that waits for an approval, an answer, or the result of a client."""
 
-    session: str
+    run_id: str
     call_id: str
     kind: PendingKind
     agent: str
     tool: str
     hash: str
     """A decision or an answer is sent with it."""
+    summary: str = ""
+    """The call or its question in one line, for people."""
+    amount: float | None = None
+    """The number of its arguments by which calls are sorted."""
     since: datetime
     expires: datetime | None = None
     arguments: dict[str, JsonValue] | None = None
@@ -60,6 +73,8 @@ class PendingCall(BaseModel):
     """Whether arguments, question or form are too large for a list: the session's items and events have them."""
     separate: bool | None = None
     """Whether those who asked for the call may not approve it; missing if only the run knows."""
+    own: bool = False
+    """Whether that is so, and the caller is one of those."""
     on_expiry: OnExpiry | None = None
     """What becomes of an approval that expires; missing if only the run knows."""
     root: str | None = None
@@ -87,21 +102,26 @@ async def list_approvals(call: Call) -> ApprovalList:
         except RunNotFoundError:  # the row is out of date
             return False
 
+    # The cursor of a grouped list has a name, which of a call that the caller may not see is not the caller's to read.
+    is_restricted = (call.caller.tenants, call.caller.agents, call.caller.sessions) != (None, None, None)
     page = await list_wait_page(
         call.client,
-        agent=query.agent,
-        kind=query.kind,
-        by_expiry=query.by_expiry,
+        **query.model_dump(include=set(_FILTERS)),
+        group=None if is_restricted else query.group,
         limit=query.limit,
         cursor=query.cursor,
         visible=visible,
     )
-    return ApprovalList(data=[_build_pending_call(wait) for wait in page.waits], cursor=page.cursor)
+    waits = [_build_pending_call(wait, call.by) for wait in page.waits]
+    if query.group is not None and is_restricted:
+        waits.sort(key=lambda wait: getattr(wait, query.group or "") or "")
+    return ApprovalList(data=waits, cursor=page.cursor)
 
 
-def _build_pending_call(wait: InboxEntry) -> PendingCall:
-    names = PendingCall.model_fields.keys() - {"session"}
-    return PendingCall(session=wait.run_id, **{name: getattr(wait, name) for name in names})
+def _build_pending_call(wait: InboxEntry, by: str) -> PendingCall:
+    names = PendingCall.model_fields.keys() - {"own"}
+    own = is_requester(by, wait.requesters)
+    return PendingCall(own=own, **{name: getattr(wait, name) for name in names})
 
 
 # ---
@@ -111,7 +131,7 @@ def _build_pending_call(wait: InboxEntry) -> PendingCall:
 class Decision(Input):
     """A decision on a call that waits for approval, or without ``decision`` the answer to a call that waits for one."""
 
-    session: str = Field(min_length=1, max_length=RUN_ID_CHARS)
+    run_id: str = Field(min_length=1, max_length=RUN_ID_CHARS)
     call_id: str = Field(min_length=1, max_length=CALL_ID_CHARS)
     hash: str = Field(min_length=1, max_length=100)
     """That of the call or question that was reviewed."""
@@ -133,7 +153,7 @@ class Decisions(Input):
 class DecisionResult(BaseModel):
     """What became of one decision: ``decided``, or the ``problem`` that it was refused with."""
 
-    session: str
+    run_id: str
     call_id: str
     decided: DecidedApproval | None = None
     problem: dict[str, JsonValue] | None = None
@@ -148,10 +168,10 @@ class DecisionResults(BaseModel):
 async def decide_approvals(call: Call) -> DecisionResults:
     """Decide and answer many calls; each is authorised and decided on its own."""
     decisions = [
-        item.model_copy(update={"session": call.caller.read_id(item.session)})
+        item.model_copy(update={"run_id": call.caller.read_id(item.run_id)})
         for item in cast(Decisions, call.body).decisions
     ]
-    counts = Counter((item.session, item.call_id) for item in decisions)
+    counts = Counter((item.run_id, item.call_id) for item in decisions)
     if twice := next((name for name, count in counts.items() if count > 1), None):
         raise InvalidInputError(
             f"decisions: call {twice[1]!r:.100} of session {twice[0]!r:.200} is there {counts[twice]} times",
@@ -197,9 +217,9 @@ def _build_late_error() -> WebError:
 
 async def _decide(call: Call, item: Decision) -> DecidedApproval:
     """Decide or answer one call. Raises the error that it is refused with."""
-    resource = await call.web.find_session(item.session)
+    resource = await call.web.find_session(item.run_id)
     await call.authorize("send" if item.decision is None else "decide", item.decision or "answer", resource)
-    run = call.client.run(item.session)
+    run = call.client.run(item.run_id)
     match item.decision:
         case "approve":
             deciding = run.approve(
@@ -214,10 +234,10 @@ async def _decide(call: Call, item: Decision) -> DecidedApproval:
 
 def _build_result(item: Decision, outcome: DecidedApproval | PerdureError | Response) -> DecisionResult:
     if isinstance(outcome, DecidedApproval):
-        return DecisionResult(session=item.session, call_id=item.call_id, decided=outcome)
+        return DecisionResult(run_id=item.run_id, call_id=item.call_id, decided=outcome)
     problem = build_problem(outcome) if isinstance(outcome, PerdureError) else outcome
     fields: dict[str, Any] = json.loads(bytes(problem.body))
-    return DecisionResult(session=item.session, call_id=item.call_id, problem=fields)
+    return DecisionResult(run_id=item.run_id, call_id=item.call_id, problem=fields)
 
 
 OPERATIONS = [

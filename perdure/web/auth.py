@@ -28,7 +28,7 @@ from ..ports.tokens import Role as Role
 from ..ports.tokens import Verb as Verb
 from ..types.run_ids import TENANT_MARK, build_run_id, get_tenant_prefix
 from .origins import FORWARDING_HEADERS, TrustedPeers, get_peer, is_loopback, is_loopback_name, parse_host
-from .problems import ForbiddenError, NotFoundError, UnauthorizedError, WebError
+from .problems import ForbiddenError, NotFoundError, UnauthorizedError, WebError, build_forbidden_error
 
 logger = logging.getLogger("perdure.web")
 
@@ -101,7 +101,8 @@ class Caller:
 
 ID_FIELDS = frozenset(
     {
-        "context_id", "child_context_id", "detail", "id", "key", "root", "running", "session", "subject",
+        "context_id", "child_context_id", "detail", "id", "key", "root", "run_id", "running", "session",
+        "subject",
         "threadId", "subagentRunId", "parentSubagentRunId", "messageId", "parentMessageId", "toolCallId", "approvalId",
         "interruptId", "taskId",
     }
@@ -476,7 +477,4 @@ async def check_allowed(authorizer: Authorizer, caller: Caller, verb: Verb, reso
         return
     if resource.id is not None and not await authorizer.is_allowed(caller, "read", resource):
         raise NotFoundError(f"there is no such {resource.kind}")
-    raise ForbiddenError(
-        f"{caller.name!r} may not {verb} this",
-        hint=f"The verb {verb!r} comes with the roles {', '.join(name for name in ROLES if verb in ROLES[name])}.",
-    )
+    raise build_forbidden_error(caller.name, verb)

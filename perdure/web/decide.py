@@ -21,7 +21,7 @@ from starlette.routing import Route
 
 from ..client.audit import audit_caller
 from ..client.progress import refuse_without_worker
-from ..errors import PerdureError, RunNotFoundError
+from ..errors import PerdureError, RunNotFoundError, join_sentences
 from ..types.approvals import WaitingCall
 from ..types.interface import Status
 from .auth import Resource
@@ -74,7 +74,7 @@ def decide_routes(web: Web, prefix: str = "/decide") -> list[Route]:
 
 def _get_message(error: PerdureError) -> str:
     detail = json.loads(bytes(build_problem(error).body))
-    return " ".join(part for part in (detail["detail"], detail.get("hint")) if part)
+    return join_sentences(detail["detail"], detail.get("hint"))
 
 
 async def _show(call: Call) -> Response:
@@ -89,7 +89,7 @@ async def _show(call: Call) -> Response:
     rows = "".join(f"<li>{name}: <b>{_text(value)}</b></li>" for name, value in facts.items() if value)
     may = await call.may("decide", resource)
     form = _build_form(pending) if may else "<p>You may read this, and not decide on it.</p>"
-    title = f"Approve {pending.name}?"
+    title = f"Approve {pending.tool}?"
     evidence = _build_given(await read_given_results(call))
     return _page(title, f"<ul>{rows}</ul>{_build_arguments(pending)}{evidence}{form}")
 
@@ -106,7 +106,7 @@ def _describe_past(call: Call, status: Status, pending: WaitingCall | None) -> t
     past = next((one for one in reversed(status.decided) if one.call_id == call.params["call_id"]), None)
     if past is None:
         raise RunNotFoundError("there is no such call")
-    return f"{past.name}: {past.state}", f"<p>{_text(str(past))}</p>", 200
+    return f"{past.tool}: {past.state}", f"<p>{_text(str(past))}</p>", 200
 
 
 def _build_given(given: Sequence[GivenResults]) -> str:
@@ -142,7 +142,7 @@ async def _decide(call: Call) -> Response:
     call_id, comment = call.params["call_id"], form.get("comment", "").strip() or None
     decide = call.run.approve if decision == "approve" else call.run.deny
     decided = await refuse_without_worker(call.run, decide(call_id, by=call.by, comment=comment, hash=given))
-    return _page(f"{decided.name}: {decided.state}", f"<p>{_text(str(decided))}</p>")
+    return _page(f"{decided.tool}: {decided.state}", f"<p>{_text(str(decided))}</p>")
 
 
 async def _read_form(request: Request) -> dict[str, str]:

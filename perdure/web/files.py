@@ -36,8 +36,8 @@ from ..types.messages import (
     detect_media_type,
     parse_messages,
 )
-from .limits import get_caller_key
-from .operations import BODY_SECONDS, Call, Input, Operation
+from .limits import BODY_SECONDS, get_caller_key
+from .operations import Call, Input, Operation
 from .problems import NotFoundError, WebError
 
 logger = logging.getLogger("perdure.web")

@@ -9,14 +9,14 @@ import math
 import re
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Generator
+from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, ParamSpec, TypeVar
 
 from starlette.datastructures import Headers
-from starlette.requests import HTTPConnection
+from starlette.requests import ClientDisconnect, HTTPConnection, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..types.messages import MAX_FILE_BYTES
@@ -125,13 +125,20 @@ class BodyLimits:
 
         async def send_unless_refused(message: Message) -> None:
             nonlocal has_started
-            if reader is not None and reader.error is not None and not has_started:
+            is_unknown_caller = message["type"] == "http.response.start" and message["status"] == 401
+            if reader is not None and reader.error is not None and not has_started and not is_unknown_caller:
                 return  # what the application makes of the error, for instance 500
             has_started = True
             await send(message)
 
         try:
-            reader = _BodyReader(receive, headers, rule, _check_declared_body(headers, rule))
+            try:
+                reader = _BodyReader(receive, headers, rule, _check_declared_body(headers, rule))
+            except WebError as error:
+                if error.status != 415:
+                    raise
+                reader = _BodyReader(receive, headers, rule, None)
+                reader.error = scope[REFUSED_BODY_KEY] = error
             await self._app(scope, reader, send_unless_refused)
         except WebError as error:
             if has_started or (reader is not None and error is not reader.error):
@@ -142,6 +149,9 @@ class BodyLimits:
                 await send_problem(reader.error, scope, receive, send)
 
 
+REFUSED_BODY_KEY = "perdure.refused_body"
+"""In the scope: the error of a body of another type. ``Web.authenticate`` raises it once the caller is
+known: a request without credentials is 401 whatever its body is."""
 _CLOSE = {"Connection": "close"}
 """What is left of the body is not read, so the connection cannot be used again."""
 
@@ -213,6 +223,8 @@ class _BodyReader:
         """Why the body is refused."""
 
     async def __call__(self) -> Message:
+        if self.error is not None:
+            raise self.error
         try:
             return await self._read()
         except WebError as error:
@@ -246,6 +258,37 @@ class _BodyReader:
         self._bytes += len(body)
         if self._bytes > self._rule.max_bytes:
             raise _build_size_error(self._rule)
+
+
+BODY_SECONDS = 600.0
+"""Longest time in which a body is received."""
+CHUNK_SECONDS = 30.0
+"""Longest time between two pieces of a body."""
+
+
+async def iterate_body(request: Request, max_bytes: int) -> AsyncGenerator[bytes]:
+    """Yield the pieces of the body, whatever its Content-Length says. Raises ``WebError``."""
+    too_large = WebError(f"the body may have {max_bytes:,} bytes", status=413, name="BodyTooLargeError")
+    length = request.headers.get("content-length", "0")
+    if not length.isdecimal() or len(length) > 15 or int(length) > max_bytes:
+        raise too_large
+    size, stream = 0, request.stream()
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + BODY_SECONDS
+    while True:
+        try:
+            async with asyncio.timeout_at(min(deadline, loop.time() + CHUNK_SECONDS)):
+                piece = await anext(stream, None)
+        except TimeoutError:
+            raise WebError("the body came too slowly", status=408, name="BodyTimeoutError") from None
+        except ClientDisconnect:
+            raise WebError("the body ended early", name="BodyIncompleteError") from None
+        if piece is None:
+            return
+        size += len(piece)
+        if size > max_bytes:
+            raise too_large
+        yield piece
 
 
 # ---

@@ -17,7 +17,8 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from starlette.responses import Response
 
 from ..client.follow import list_child_runs
-from ..client.pages import MAX_PAGE, decode_cursor, encode_cursor, gather_bounded, list_run_page
+from ..client.pages import MAX_PAGE, decode_cursor, encode_cursor, gather_bounded
+from ..client.run_pages import RunFilters, list_run_page
 from ..client.run_states import RunSummary
 from ..errors import RunNotFoundError, TranscriptCorruptedError
 from ..ports.store import AgentRow, Store
@@ -26,8 +27,10 @@ from ..types.messages import NAME_CHARS, FilePart, Message, OpaquePart, Part, To
 from ..types.run_states import RunState, StateFilter
 from .auth import Resource
 from .operations import Call, Input, Operation
-from .problems import NotFoundError
+from .problems import build_unknown_agent_error
 
+SEARCH_CHARS = 200
+"""Most characters of a search."""
 PAGE_BYTES = 4_000_000
 """Bytes of items after which a page ends."""
 
@@ -158,9 +161,7 @@ async def get_agent(call: Call) -> BaseModel | Response:
     name = call.params["name"]
     rows = (await read_visible_agents(call, name)).get(name)
     if not rows:
-        raise NotFoundError(
-            f"there is no agent {name!r:.200}", hint="Workers record their agents when they start: GET /v1/agents."
-        )
+        raise build_unknown_agent_error(name)
     versions = [AgentVersion(hash=row.hash, created_at=row.created_at, seen_at=row.seen_at) for row in rows]
     return answer_unchanged(call, _hash_rows(rows)) or AgentDetails(
         name=name, hash=rows[0].hash, definition=json.loads(rows[0].body), versions=versions
@@ -171,8 +172,8 @@ async def get_agent(call: Call) -> BaseModel | Response:
 # Sessions.
 
 
-class SessionsQuery(PageQuery):
-    """Which sessions."""
+class RunsQuery(Input):
+    """Which sessions: the filters of a list, and of a bulk action."""
 
     agent: str | None = Field(default=None, min_length=1, max_length=NAME_CHARS)
     status: StateFilter | None = None
@@ -183,8 +184,27 @@ class SessionsQuery(PageQuery):
     started_from: Instant | None = None
     """Those that have started at this time or later; without an offset it is UTC."""
     started_before: Instant | None = None
+    updated_from: Instant | None = None
+    """Those whose last step was recorded at this time or later."""
+    error: str | None = Field(default=None, min_length=1, max_length=NAME_CHARS)
+    """The class of the error that they failed with, as ``error.type`` of a row."""
+    search: str | None = Field(default=None, min_length=1, max_length=SEARCH_CHARS)
+    """Words that are in the id, in the first message or in the error; letters of ASCII in either case."""
     children: bool = False
     """Also the sessions of subagents."""
+
+
+class SessionsQuery(RunsQuery, PageQuery):
+    """Which sessions, and which page of them."""
+
+
+class SessionError(BaseModel):
+    """What a session, or its last turn, failed with."""
+
+    type: str
+    """The class of the error."""
+    message: str
+    """At most 500 characters of its text."""
 
 
 class SessionRow(BaseModel):
@@ -196,30 +216,41 @@ class SessionRow(BaseModel):
     held_up: list[HeldUp] | None = None
     """What holds it up, or one of its subagents, the oldest first; missing if nothing does."""
     started: str | None = None
-    """ISO 8601, UTC; of a run that has continued as new, its last execution."""
+    """ISO 8601, UTC; with a status that Temporal alone knows, the start of its last execution. Lists are in the order
+    in which the first steps were recorded."""
     closed: str | None = None
     tenant: str | None = None
     user: str | None = None
+    first_message: str | None = None
+    """The beginning of the message that the session began with, on one line, at most 200 characters; missing until the
+    first step is recorded."""
+    error: SessionError | None = None
 
 
 class SessionList(BaseModel):
     """A page of sessions. ``cursor`` begins the next page, and is missing at the end; a page may have fewer rows than
-    ``limit`` before the end."""
+    ``limit``, even none, before the end."""
 
     data: list[SessionRow]
     cursor: str | None = None
 
 
 async def list_sessions(call: Call) -> SessionList:
-    """List sessions: open ones, then closed ones, each the newest first, then those that Temporal has forgotten."""
+    """List sessions, the newest start first; with a status that Temporal alone knows, in the order of its list."""
     query = cast(SessionsQuery, call.query)
     tenant = query.tenant or call.caller.tenant
 
     async def visible(run: RunSummary) -> bool:
         return await call.may("read", Resource("session", run.id, run.agent, run.tenant, run.user))
 
-    page = await list_run_page(
-        call.client,
+    filters = build_run_filters(query, tenant)
+    page = await list_run_page(call.client, filters, limit=query.limit, cursor=query.cursor, visible=visible)
+    return SessionList(data=[_build_session_row(run) for run in page.runs], cursor=page.cursor)
+
+
+def build_run_filters(query: RunsQuery, tenant: str | None) -> RunFilters:
+    """Build the filters of a list of runs for the client."""
+    return RunFilters(
         agent=query.agent,
         status=query.status,
         tenant=tenant,
@@ -227,11 +258,10 @@ async def list_sessions(call: Call) -> SessionList:
         roots=not query.children,
         started_from=query.started_from,
         started_before=query.started_before,
-        limit=query.limit,
-        cursor=query.cursor,
-        visible=visible,
+        updated_from=query.updated_from,
+        error=query.error,
+        search=query.search,
     )
-    return SessionList(data=[_build_session_row(run) for run in page.runs], cursor=page.cursor)
 
 
 def _build_session_row(run: RunSummary) -> SessionRow:
@@ -244,6 +274,8 @@ def _build_session_row(run: RunSummary) -> SessionRow:
         closed=None if run.closed is None else run.closed.isoformat(),
         tenant=run.tenant,
         user=run.user,
+        first_message=run.first_message,
+        error=None if run.error_type is None else SessionError(type=run.error_type, message=run.error or ""),
     )
 
 

@@ -36,6 +36,7 @@ from ..errors import (
     RunClosedError,
     RunExistsError,
     RunNotFoundError,
+    join_sentences,
 )
 from ..types.events import ApprovalDecided, ModelDelta, QuestionAnswered, RunEvent, TurnEvent
 from ..types.interface import TurnStatus
@@ -43,15 +44,15 @@ from ..types.messages import RUN_ID_CHARS
 from ..types.plain_json import parse_json
 from ..types.run_ids import get_root_id
 from .admission import admit_start
+from .argument_text import dump_arguments
 from .auth import Caller, Resource, Verb
 from .lists import read_callable_agents
 from .mcp_transport import Ask, McpExchange
-from .operations import KEY_CHARS, Call, Web, build_unknown_session_error
-from .problems import WebError, build_problem, build_unexpected_problem
+from .operations import KEY_CHARS, Call, Web
+from .problems import WebError, build_problem, build_unexpected_problem, build_unknown_session_error
 from .turns import (
     authorize_wait,
     build_endpoint,
-    dump_arguments,
     find_present_turn,
     follow_until_still,
     open_session,
@@ -166,7 +167,7 @@ class _McpCaller:
             run_id = await self._start(params, "input" in json.loads(row.body), _read_key(ctx, self._call))
         except (InvalidInputError, RunExistsError) as error:  # for the model, which may call again
             refused = self._call.caller.show_error(error)
-            return _build_error(refused.message + (f" {refused.hint}" if refused.hint else ""))
+            return _build_error(join_sentences(refused.message, refused.hint))
         if _has_tasks(ctx):
             return {"resultType": "task", **(await self._describe_task(await self._read_task(run_id, "read")))}
         return await self._wait(ctx, run_id)
@@ -377,7 +378,7 @@ class _McpCaller:
                 raise InvalidInputError("the content of an approval has approve: true or false")
             if accepted and approved and _show_arguments(wait) is None:
                 raise InvalidInputError(
-                    f"the arguments of {call.name} are too long to be shown in a form, so none can approve them",
+                    f"the arguments of {call.tool} are too long to be shown in a form, so none can approve them",
                     hint=f"Read them: GET /v1/sessions/{wait.run_id}/items. Then decide by the HTTP API; or deny here.",
                 )
             comment = comment if isinstance(comment, str) and comment else None
@@ -475,17 +476,17 @@ def _describe_unfinished(id: str, state: str) -> types.CallToolResult:
 def _describe_waits(waits: Sequence[RunWait]) -> str:
     if not waits:
         return ""
-    return "waits for " + ", ".join(f"{wait.call.kind} of {wait.call.name}" for wait in waits)[:500]
+    return "waits for " + ", ".join(f"{wait.call.kind} of {wait.call.tool}" for wait in waits)[:500]
 
 
 def _describe_wait(wait: RunWait) -> str:
     call = wait.call
     if call.kind == "question":
-        return call.question or f"{call.name} asks."
+        return call.question or f"{call.tool} asks."
     if (arguments := _show_arguments(wait)) is not None:
-        return f"Approve this call of {call.name}? {arguments}"
+        return f"Approve this call of {call.tool}? {arguments}"
     return (
-        f"A call of {call.name} waits for approval, with arguments that are too long to be shown here. Deny it here, "
+        f"A call of {call.tool} waits for approval, with arguments that are too long to be shown here. Deny it here, "
         f"or read them by the HTTP API, and approve it there: GET /v1/sessions/{wait.run_id}/items"
     )
 

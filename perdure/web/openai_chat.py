@@ -13,10 +13,12 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from typing import Any
+from urllib.parse import quote
 
 from starlette.requests import Request as HTTPRequest
 from starlette.responses import Response
 
+from .. import _config as config
 from ..client.decisions import RunWait
 from ..errors import PerdureError, RunCancelledError, build_error
 from ..types.events import (
@@ -33,6 +35,7 @@ from ..types.events import (
 )
 from ..types.messages import Usage
 from ..types.run_states import ENDED_STATES
+from .argument_text import dump_arguments
 from .auth import Caller
 from .limits import call_for_size
 from .openai_requests import (
@@ -52,7 +55,7 @@ from .openai_sessions import Acted, act, claim_key, shows_texts
 from .operations import Call
 from .problems import WebError
 from .sse import HEADERS, EventStream, begin_stream, encode_frame
-from .turns import EventTexts, Replies, describe_answer, dump_arguments, encode_json, follow_until_still, read_body
+from .turns import EventTexts, Replies, describe_answer, encode_json, follow_until_still, read_body
 
 WAITS_HEADER = "X-Perdure-Waits"
 """Ids of the calls that wait for a person, of an answer that is not streamed."""
@@ -145,6 +148,11 @@ class ChatTranslator:
             return self._complete(answer)
         return ""
 
+    def add_waits(self, text: str) -> str:
+        """Add what waits for a person as a last text, and return what that adds. An answer of an output type has no
+        other text."""
+        return self._complete(text) if text and self._has_texts else ""
+
     def find_error(self) -> PerdureError | None:
         """Return the error that the turn has ended with."""
         end = self.end
@@ -167,7 +175,7 @@ def build_tool_calls(waits: Sequence[RunWait]) -> list[dict[str, Any]]:
         {
             "id": encode_wait_id("call_", wait.run_id, wait.call.call_id, wait.call.hash),
             "type": "function",
-            "function": {"name": wait.call.name, "arguments": dump_arguments(wait.call.arguments)},
+            "function": {"name": wait.call.tool, "arguments": dump_arguments(wait.call.arguments)},
         }
         for wait in waits
         if wait.call.kind == "callback"
@@ -180,16 +188,38 @@ def describe_waits(caller: Caller, waits: Sequence[RunWait]) -> list[dict[str, A
         {
             "id": encode_wait_id("mcpr_", wait.run_id, wait.call.call_id, wait.call.hash),
             "kind": wait.call.kind,
-            "session": caller.show_id(wait.run_id),
+            "run_id": caller.show_id(wait.run_id),
             "call_id": wait.call.call_id,
             "hash": wait.call.hash,
-            "name": wait.call.name,
+            "tool": wait.call.tool,
             "arguments": wait.call.arguments,
             **({"question": wait.call.question, "form": wait.call.form} if wait.call.kind == "question" else {}),
         }
         for wait in waits
         if wait.call.kind != "callback"
     ]
+
+
+_SHOWN_ARGUMENT_CHARS = 300
+
+
+def describe_waits_in_words(caller: Caller, waits: Sequence[RunWait]) -> str:
+    """Describe what waits for a person, and where: the text of an answer for clients that show texts alone."""
+    lines: list[str] = []
+    for wait in waits:
+        call, run_id, url = wait.call, caller.show_id(wait.run_id), config.get_public_url()
+        if call.kind == "callback":
+            continue
+        arguments = dump_arguments(call.arguments)
+        shown = arguments if len(arguments) <= _SHOWN_ARGUMENT_CHARS else f"{arguments[:_SHOWN_ARGUMENT_CHARS]}…"
+        what = f"{call.tool} {shown} waits for approval" if call.kind == "approval" else f"{call.tool} asks"
+        where = f"session {run_id}, call {call.call_id}"
+        if url:
+            place = "/".join(quote(name, safe="") for name in (run_id, call.call_id))
+            where = f"{url}/decide/{place}?hash={quote(call.hash, safe='')}"
+        question = f": {call.question}" if call.question else ""
+        lines.append(f"[{what}{question} ({where})]")
+    return "\n".join(lines)
 
 
 def build_completion_usage(usage: Usage) -> dict[str, Any]:
@@ -297,6 +327,8 @@ async def _stream(call: Call, completion: _Completion) -> AsyncGenerator[bytes]:
             raise error
     if not begun:
         yield begin
+    if added := translator.add_waits(describe_waits_in_words(acted.caller, waits)):
+        yield _encode(completion.build_chunk({"content": added}))
     for index, tool_call in enumerate(build_tool_calls(waits)):
         yield _encode(completion.build_chunk({"tool_calls": [{"index": index, **tool_call}]}))
     yield _encode(completion.build_chunk({}, translator.find_finish_reason(waits), perdure=completion.describe(waits)))
@@ -371,6 +403,7 @@ async def _wait_for_disconnect(request: HTTPRequest) -> None:
 
 def _build_completion(completion: _Completion, waits: Sequence[RunWait]) -> Response:
     translator, tool_calls = completion.translator, build_tool_calls(waits)
+    translator.add_waits(describe_waits_in_words(completion.acted.caller, waits))
     message: Chunk = {"role": "assistant", "content": translator.content, "refusal": None, "annotations": []}
     message |= {"tool_calls": tool_calls} if tool_calls else {}
     choice = {

@@ -30,8 +30,9 @@ from ..types.events import (
 )
 from ..types.interface import TurnStatus
 from ..types.messages import Usage
+from .argument_text import dump_arguments
 from .openai_requests import QUESTION_TOOL, encode_wait_id, parse_time
-from .turns import Replies, describe_answer, dump_arguments
+from .turns import Replies, describe_answer
 
 PLACE_BITS = 22
 _TEXT_PLACE = 8
@@ -385,9 +386,9 @@ class ResponseTranslator:
             return
         arguments = self._dump_arguments(wait.run_id, call.call_id, call.arguments)
         if is_approval:
-            self._add_approval(place, wait_id, self._agent, call.name, arguments)
+            self._add_approval(place, wait_id, self._agent, call.tool, arguments)
         elif call.kind == "callback":
-            self._add_function_call(place, wait_id, call.name, arguments)
+            self._add_function_call(place, wait_id, call.tool, arguments)
         else:
             question = dump_arguments({"question": call.question, "form": call.form})
             self._add_function_call(place, wait_id, QUESTION_TOOL, question)

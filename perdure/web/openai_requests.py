@@ -21,7 +21,7 @@ from typing import Any, Literal, TypeGuard, cast
 from starlette.requests import Request as HTTPRequest
 from starlette.responses import JSONResponse, Response
 
-from ..errors import PerdureError, SettingsError
+from ..errors import PerdureError, SettingsError, join_sentences
 from ..providers.history import import_messages
 from ..providers.settings import PROVIDERS_WITH_SETTINGS, check_canonical_settings, find_setting_flaw
 from ..types.approvals import COMMENT_CHARS
@@ -67,7 +67,7 @@ def describe_error(error: Exception, problem: Response | None = None) -> dict[st
     """Return OpenAI's fields of an error, with what its problem tells of it."""
     problem = problem or build_problem(cast(PerdureError, error))
     fields = json.loads(bytes(problem.body))
-    message = fields["detail"].rstrip(".") + "." + (f" {fields['hint']}" if "hint" in fields else "")
+    message = join_sentences(fields["detail"], fields.get("hint"))
     code = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", fields["error"].removesuffix("Error")).lower()
     param: str | None = None
     if isinstance(error, UnknownModelError):

@@ -208,7 +208,13 @@ def _list_refusal_statuses(operation: Operation) -> list[int]:
     statuses = {400, 414, 421, 431}
     if not operation.is_public:
         statuses |= {401, 403, 429, 503}
-    if "{" in operation.path or operation.name in ("create_webhook", "decide_approvals"):  # the session in the body
+    named = (
+        "create_webhook",
+        "decide_approvals",
+        "create_session",
+        "create_schedule",
+    )  # a session or agent in the body
+    if "{" in operation.path or operation.name in named:
         statuses.add(404)
     if operation.body is not None:
         statuses |= {408, 413, 415}

@@ -26,6 +26,7 @@ from starlette.routing import BaseRoute, Route, Router
 from starlette.types import Receive, Scope, Send
 
 from .._encryption import KeyRing
+from ..client.agents import list_other_agents
 from ..client.audit import SteeringAudit, audit_caller
 from ..client.client import Client
 from ..client.pages import TranscriptPages
@@ -40,9 +41,29 @@ from ..types.run_ids import build_run_id_error, check_run_name
 from ..types.validation_errors import describe_validation_error
 from .auth import AgentTerms, Authenticator, Authorizer, Caller, ContextFunction, Resource, Verb
 from .key_lease import KeyLease
-from .limits import ConnectionLimiter, HeldBytes, RateLimiter, WebLimits, call_for_size, get_caller_key, parse_json_body
+from .limits import (
+    REFUSED_BODY_KEY,
+    ConnectionLimiter,
+    HeldBytes,
+    RateLimiter,
+    WebLimits,
+    call_for_size,
+    get_caller_key,
+    iterate_body,
+    parse_json_body,
+)
 from .origins import get_client_address
-from .problems import ForbiddenError, UnauthorizedError, WebError, build_problem, build_unexpected_problem
+from .problems import (
+    ForbiddenError,
+    UnauthorizedError,
+    WebError,
+    build_forbidden_error,
+    build_problem,
+    build_unexpected_problem,
+    build_unknown_agent_error,
+    build_unknown_schedule_error,
+    build_unknown_session_error,
+)
 
 logger = logging.getLogger("perdure.web")
 ModelT = TypeVar("ModelT", bound=BaseModel)
@@ -52,16 +73,16 @@ ACT_SECONDS = 50.0
 """Longest time of a request that acts."""
 MAX_JSON_BYTES = 32 * 1024 * 1024
 """Most bytes of a JSON body, where no proxy or middleware has a lower limit."""
-BODY_SECONDS = 600.0
-"""Longest time in which a body is received."""
-CHUNK_SECONDS = 30.0
-"""Longest time between two pieces of a body."""
 
 
 class Input(BaseModel):
     """Base of bodies and queries: an unknown field is an error, so that the sender learns of a mistake."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+
+class Empty(Input):
+    """A body without fields."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +109,8 @@ class Web:
                 "the request has no credentials", hint="Send `Authorization: Bearer <token>`; `perdure token create`."
             )
         self.rates.check(caller)
+        if (refused := request.scope.get(REFUSED_BODY_KEY)) is not None:
+            raise refused
         return caller
 
     async def authorize(self, caller: Caller, verb: Verb, resource: Resource) -> None:
@@ -99,7 +122,12 @@ class Web:
                     raise build_unknown_session_error(resource.id or "")
                 if resource.kind == "schedule" and resource.id is not None:
                     raise build_unknown_schedule_error(resource.id)
-            raise ForbiddenError(f"{caller.name!r:.200} may not {verb} here")
+            raise build_forbidden_error(caller.name, verb)
+
+    async def check_agent(self, name: str | None) -> None:
+        """Raises ``NotFoundError`` for an agent that no worker has recorded."""
+        if name is not None and await list_other_agents(self.client, name) is not None:
+            raise build_unknown_agent_error(name)
 
     async def find_session(self, id: str) -> Resource:
         """Return the session with its agent, tenant and user. Raises ``RunNotFoundError``."""
@@ -130,16 +158,6 @@ class Web:
         except (ScheduleNotFoundError, InvalidInputError):  # unknown, or another workflow's
             raise build_unknown_schedule_error(id) from None
         return build_schedule_resource(status)
-
-
-def build_unknown_session_error(id: str) -> RunNotFoundError:
-    """Build the error for a session that does not exist, or is none of the caller's: the same for both."""
-    return RunNotFoundError(f"there is no session {id!r:.200}")
-
-
-def build_unknown_schedule_error(id: str) -> ScheduleNotFoundError:
-    """Build the error for a schedule that does not exist, or is none of the caller's: the same for both."""
-    return ScheduleNotFoundError(f"there is no schedule {id!r:.200}")
 
 
 def build_schedule_resource(status: ScheduleStatus) -> Resource:
@@ -217,9 +235,8 @@ class Call:
 
     async def authorize_start(self, action: str, name: str, start: Resource) -> Resource:
         """Return the new session of the request: ``start``, with the id that the ``name`` gives it. Every operation
-        that begins a run passes here. Raises ``ForbiddenError`` for an agent or a tenant that is not the caller's;
-        ``RunIdError`` for an id that no new run may have, and for that of a run that the caller may not see.
-        """
+        that begins a run passes here. Raises ``ForbiddenError`` for an agent or tenant that is not the caller's,
+        ``RunIdError`` for an id that no new run may have, and ``NotFoundError`` for an unknown agent."""
         error: PerdureError | None = None
         subject: str = start.kind
         try:
@@ -236,6 +253,7 @@ class Call:
         if error is not None:
             await self.record_refusal(action, subject, error, start.id or name)
             raise error
+        await self.web.check_agent(start.agent)
         return start
 
     async def may(self, verb: Verb, resource: Resource) -> bool:
@@ -371,31 +389,6 @@ async def _receive_body(operation: Operation, call: Call) -> AsyncGenerator[byte
         yield b"".join(pieces)
     finally:
         held.release(size, key)
-
-
-async def iterate_body(request: Request, max_bytes: int) -> AsyncGenerator[bytes]:
-    """Yield the pieces of the body, whatever its Content-Length says. Raises ``WebError``."""
-    too_large = WebError(f"the body may have {max_bytes:,} bytes", status=413, name="BodyTooLargeError")
-    length = request.headers.get("content-length", "0")
-    if not length.isdecimal() or len(length) > 15 or int(length) > max_bytes:
-        raise too_large
-    size, stream = 0, request.stream()
-    loop = asyncio.get_running_loop()
-    deadline = loop.time() + BODY_SECONDS
-    while True:
-        try:
-            async with asyncio.timeout_at(min(deadline, loop.time() + CHUNK_SECONDS)):
-                piece = await anext(stream, None)
-        except TimeoutError:
-            raise WebError("the body came too slowly", status=408, name="BodyTimeoutError") from None
-        except ClientDisconnect:
-            raise WebError("the body ended early", name="BodyIncompleteError") from None
-        if piece is None:
-            return
-        size += len(piece)
-        if size > max_bytes:
-            raise too_large
-        yield piece
 
 
 _PUBLIC = Caller("", "none", frozenset())

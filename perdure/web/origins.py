@@ -288,7 +288,7 @@ class CrossOrigin:
                 "pages of that origin may not send this request",
                 status=403,
                 name="CrossOriginError",
-                hint="The operator allows origins when the service is set up.",
+                hint="Start `perdure serve` with --allow-origin and that origin; in code: WebOptions(origins=…).",
             )
             await send_problem(error, scope, receive, send_with_cors)
         else:

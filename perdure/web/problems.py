@@ -13,6 +13,7 @@ from ..errors import (
     AgentNotFoundError,
     ApprovalDecidedError,
     ApprovalExpiredError,
+    ApprovalForbiddenError,
     ApprovalPendingError,
     AuthContextError,
     AuthContextUnavailableError,
@@ -35,7 +36,9 @@ from ..errors import (
     StoreError,
     TranscriptCorruptedError,
     WebhookNotFoundError,
+    end_sentence,
 )
+from ..ports.tokens import ROLES, Verb
 
 logger = logging.getLogger("perdure.web")
 
@@ -83,6 +86,43 @@ class NotFoundError(WebError):
     status = 404
 
 
+_ACTS: Mapping[Verb, str] = {
+    "read": "look at this",
+    "send": "start runs of agents and send messages to them",
+    "decide": "decide on calls that wait for approval",
+    "operate": "pause, resume, cancel and change runs and schedules, or see the audit trail",
+    "admin": "manage tokens, webhooks and what else belongs to the whole service",
+}
+
+
+def build_forbidden_error(name: str, verb: Verb) -> ForbiddenError:
+    """Build the error for a caller who lacks the right to do something, in words for a person."""
+    roles = [role for role in ROLES if verb in ROLES[role]]
+    named = " or ".join(filter(None, [", ".join(roles[:-1]), roles[-1]]))
+    return ForbiddenError(
+        f"{name!r:.200} may not {_ACTS[verb]}: that takes the right to {verb!r}",
+        hint=f"It comes with the role {named}, which the operator of this service gives (`perdure token create`).",
+    )
+
+
+def build_unknown_session_error(id: str) -> RunNotFoundError:
+    """Build the error for a session that does not exist, or is none of the caller's: the same for both."""
+    return RunNotFoundError(f"there is no session {id!r:.200}")
+
+
+def build_unknown_schedule_error(id: str) -> ScheduleNotFoundError:
+    """Build the error for a schedule that does not exist, or is none of the caller's: the same for both."""
+    return ScheduleNotFoundError(f"there is no schedule {id!r:.200}")
+
+
+def build_unknown_agent_error(name: str) -> NotFoundError:
+    """Build the error for an agent that no worker has recorded, or that the caller may not see."""
+    return NotFoundError(
+        f"there is no agent {name!r:.200}", name="AgentNotFoundError",
+        hint="Workers record their agents when they start: GET /v1/agents.",
+    )  # fmt: skip
+
+
 _STATUSES: tuple[tuple[type[PerdureError], int], ...] = (
     (RunNotFoundError, 404),
     (ScheduleNotFoundError, 404),
@@ -92,6 +132,7 @@ _STATUSES: tuple[tuple[type[PerdureError], int], ...] = (
     (RunClosedError, 409),
     (RunOpenError, 409),
     (RunStuckError, 409),
+    (ApprovalForbiddenError, 403),
     (ApprovalDecidedError, 409),
     (ApprovalExpiredError, 409),
     (ApprovalPendingError, 409),
@@ -167,10 +208,10 @@ def problem_response(
         "type": "about:blank",
         "title": name,
         "status": status,
-        "detail": detail[:_MAX_DETAIL_CHARS],
+        "detail": end_sentence(detail[:_MAX_DETAIL_CHARS]),
         "error": name,
     }
-    fields |= {"hint": hint[:_MAX_DETAIL_CHARS]} if hint else {}
+    fields |= {"hint": end_sentence(hint[:_MAX_DETAIL_CHARS])} if hint else {}
     fields |= {"instance": instance} if instance else {}
     body = json.dumps(fields | extra).encode()
     # no-store: what one caller is refused, a cache may not answer to another

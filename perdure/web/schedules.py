@@ -245,6 +245,7 @@ async def _put_schedule(
         error = ForbiddenError(f"{call.by!r:.200} may not schedule agent {body.agent!r} for {which}")
         await call.record_refusal("schedule", "schedule", error, id)
         raise error
+    await call.web.check_agent(body.agent)
     new = Resource("session", id, body.agent, labels["tenant"], labels["user"] or call.caller.name)
     admitted = await admit_start(
         call,

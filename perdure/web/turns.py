@@ -11,7 +11,7 @@ import base64
 import binascii
 import hashlib
 import json
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
@@ -41,9 +41,9 @@ from ..types.interface import FINISH_TOOL
 from ..types.messages import CALL_ID_CHARS, NAME_CHARS, RUN_ID_CHARS, File, FilePart, ToolCallPart, ToolResultPart
 from .auth import Resource, Verb
 from .limits import call_for_size, parse_json_body
-from .operations import Call, Web, build_unknown_session_error, shown_errors
+from .operations import Call, Web, shown_errors
 from .origins import get_client_address
-from .problems import WebError, build_problem, build_unexpected_problem
+from .problems import WebError, build_problem, build_unexpected_problem, build_unknown_session_error
 
 MAX_BODY_BYTES = 4 * 1024 * 1024
 MAX_MESSAGES = 10_000
@@ -128,21 +128,6 @@ class Replies:
             key = event.context_id, event.task_id, reply.iteration if iteration is None and reply else iteration or 0
             self._uses[key] = self._uses.get(key, 0) + 1
         return reply
-
-
-def dump_arguments(arguments: Mapping[str, Any] | None) -> str:
-    """Encode the arguments of a call."""
-    return json.dumps(arguments or {}, ensure_ascii=False, separators=(",", ":"))
-
-
-def has_arguments(text: str, arguments: Mapping[str, Any] | None) -> bool:
-    """Whether ``text`` is the JSON of ``arguments``, or these are not known."""
-    if arguments is None:
-        return True
-    try:
-        return bool(json.loads(text or "{}") == dict(arguments))
-    except ValueError:
-        return False
 
 
 def dump_event(event: Event) -> dict[str, Any]:

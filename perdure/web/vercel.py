@@ -2,7 +2,9 @@
 
     POST {prefix}/{agent}                    a user's message, or the decisions and outputs of an assistant's message
     GET  {prefix}/{agent}/{chatId}/stream    the present turn from its start; 204 when nothing runs. With ?ended=true
-                                             also the last turn: for a client that was cut off while it ended
+                                             also the last turn: for a client that was cut off while it ended. With
+                                             ?wait=true open while calls wait: someone else decides
+    GET  {prefix}/{agent}/{chatId}/messages  what was said before, for a page that is opened again: vercel_history.py
     POST {prefix}/{agent}/{chatId}/stop      interrupts it: an aborted request looks like a lost connection
 
 A chat is a session and the id of the user's message its turn. The server keeps the history: of ``messages`` only the
@@ -11,7 +13,6 @@ last is read.
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any, Literal
@@ -37,6 +38,7 @@ from ..types.events import (
 )
 from ..types.messages import File
 from .admission import admit_start
+from .argument_text import find_rest
 from .limits import call_for_size
 from .operations import Call, Web, validate
 from .problems import WebError
@@ -51,13 +53,11 @@ from .turns import (
     build_endpoint,
     build_file,
     describe_answer,
-    dump_arguments,
     dump_event,
     encode_json,
     find_present_turn,
     find_turn_start,
     follow_until_still,
-    has_arguments,
     is_answer_call,
     is_known_turn,
     open_session,
@@ -68,6 +68,7 @@ from .turns import (
     read_waits,
     shorten_id,
 )
+from .vercel_history import list_chat_messages, read_tool_output
 
 HEADERS = {"x-vercel-ai-ui-message-stream": "v1"}
 _FINISH_REASONS = {"stop": "stop", "length": "length", "content_filter": "content-filter", "tool_calls": "tool-calls"}
@@ -151,12 +152,16 @@ class VercelTranslator:
         """As of ``AguiTranslator``."""
         return isinstance(event, ModelStarted | TurnEvent) and not event.path and bool(self._calls)
 
+    def ask(self, waits: Sequence[RunWait]) -> list[Part]:
+        """Return the parts that ask for decisions and answers, in a stream that stays open for them."""
+        self._parts = []
+        self._ask_all(waits)
+        return self._take()
+
     def finish(self, waits: Sequence[RunWait] = ()) -> list[Part]:
         """Return the last parts: the turn has ended, or only the calls of ``waits`` are left."""
         self._parts = []
-        self._close_open()
-        for wait in sorted(waits, key=lambda wait: wait.run_id != self._session_id):
-            self._ask(wait)
+        self._ask_all(waits)
         if self._has_step:
             self._emit("finish-step")
             self._has_step = False
@@ -231,18 +236,18 @@ class VercelTranslator:
         reply = self._replies.open(event)
         calls = [call for call in event.calls if not is_answer_call(call.name)]
         written = {call.id: call.arguments for call in reply.calls.values() if not is_answer_call(call.name)}
-        is_wrong = bool(written.keys() - {call.id for call in calls}) or any(
-            not has_arguments(written[call.id], call.arguments) for call in calls if call.id in written
-        )
+        is_wrong = bool(written.keys() - {call.id for call in calls})
         if event.blob is None and (is_wrong or not event.text.startswith(reply.text)):
             self._take_back(reply)
-            reply = Reply(reply.id, reply.iteration)
+            reply, written = Reply(reply.id, reply.iteration), {}
         if event.blob is None:
             self._say(reply, "text", event.text[len(reply.text) :])
         self._close_open()
         for call in calls:
-            if call.id not in self._shown:
-                self._input(call.id, call.name, dump_arguments(call.arguments))
+            # Where the pieces begin other arguments (a hook changed them), those of the part that follows count.
+            begun = written.get(call.id, "")
+            if call.id not in self._shown or begun:
+                self._input(call.id, call.name, find_rest(begun, call.arguments) or "")
             fields = {"toolCallId": call.id, "toolName": call.name, "input": call.arguments or {}, "dynamic": True}
             self._emit("tool-input-available", **fields)
             self._calls.add(call.id)
@@ -277,7 +282,7 @@ class VercelTranslator:
         if is_error:
             self._emit("tool-output-error", toolCallId=call_id, errorText=content, dynamic=True)
         else:
-            self._emit("tool-output-available", toolCallId=call_id, output=_read_output(content), dynamic=True)
+            self._emit("tool-output-available", toolCallId=call_id, output=read_tool_output(content), dynamic=True)
 
     def _answer_rest(self, results: Mapping[str, str]) -> None:
         for call_id in sorted(self._calls):
@@ -296,6 +301,11 @@ class VercelTranslator:
             data = {"agent": event.path[-1].agent, "toolCallId": event.path[-1].call_id, "state": event.state}
             self._emit("data-subagent", id=event.context_id, data=data)
 
+    def _ask_all(self, waits: Sequence[RunWait]) -> None:
+        self._close_open()
+        for wait in sorted(waits, key=lambda wait: wait.run_id != self._session_id):
+            self._ask(wait)
+
     def _ask(self, wait: RunWait) -> None:
         """Ask for a decision or an answer; a call of a subagent gets a part of its own."""
         call, call_id = wait.call, wait.call.call_id
@@ -310,7 +320,7 @@ class VercelTranslator:
             self._asked.add(call_id)
         if call_id not in self._shown:
             self._shown.add(call_id)
-            fields = {"toolCallId": call_id, "toolName": call.name, "input": call.arguments or {}, "dynamic": True}
+            fields = {"toolCallId": call_id, "toolName": call.tool, "input": call.arguments or {}, "dynamic": True}
             self._emit("tool-input-available", **fields)
         if call.kind == "approval":
             self._emit("tool-approval-request", approvalId=wait.id, toolCallId=call_id)
@@ -330,13 +340,6 @@ class VercelTranslator:
             self._last_text = answer
             self._say(Reply(f"{event.context_id}/{event.seq}/answer", 0), "text", answer)
             self._close_open()
-
-
-def _read_output(content: str) -> Any:
-    try:
-        return json.loads(content)
-    except ValueError:
-        return content
 
 
 # ---
@@ -393,6 +396,7 @@ def vercel_routes(web: Web, prefix: str = "/ui", *, sdk: Literal[6, 7] = 7) -> l
     return [
         Route(f"{prefix}/{{agent:segment}}", build_endpoint(web, post), methods=["POST"], name="vercel_chat"),
         Route(f"{chat}/stream", build_endpoint(web, resume), methods=["GET"], name="vercel_resume"),
+        Route(f"{chat}/messages", build_endpoint(web, list_chat_messages), methods=["GET"], name="vercel_messages"),
         Route(f"{chat}/stop", build_endpoint(web, _stop), methods=["POST"], name="vercel_stop"),
     ]
 
@@ -505,11 +509,15 @@ async def _resume(call: Call, sdk: Literal[6, 7]) -> Response:
         turn = await find_present_turn(call.client, chat_id)
     except RunNotFoundError:  # a chat without a message yet
         return Response(status_code=204)
-    takes_ended = call.request.query_params.get("ended", "").lower() in ("true", "1")
-    if not takes_ended and (await turn.status()).state != "running":
+    if not _has_flag(call, "ended") and (await turn.status()).state != "running":
         return Response(status_code=204)
     latest = await read_latest_seq(call.client, chat_id)
-    return _respond(call, turn, await find_turn_start(call.client, turn, latest) or 0, sdk)
+    begin = await find_turn_start(call.client, turn, latest) or 0
+    return _respond(call, turn, begin, sdk, waits_on=_has_flag(call, "wait"))
+
+
+def _has_flag(call: Call, name: str) -> bool:
+    return call.request.query_params.get(name, "").lower() in ("true", "1")
 
 
 async def _stop(call: Call) -> Response:
@@ -520,19 +528,32 @@ async def _stop(call: Call) -> Response:
 
 
 def _respond(
-    call: Call, turn: Turn[Any], begin: int, sdk: Literal[6, 7], after: int = 0, held: Collection[str] = ()
+    call: Call,
+    turn: Turn[Any],
+    begin: int,
+    sdk: Literal[6, 7],
+    after: int = 0,
+    held: Collection[str] = (),
+    *,
+    waits_on: bool = False,
 ) -> Response:
     """Stream the turn, which begins after number ``begin``: from there; or after number ``after``, to a client that has
-    the calls ``held`` of it."""
-    response = EventStream(
-        _stream(call, turn, begin, sdk, after, held), on_close=call.hold_stream(), check=call.is_current
-    )
+    the calls ``held`` of it. With ``waits_on`` the stream stays open while only calls that wait are left."""
+    parts = _stream(call, turn, begin, sdk, after, held, waits_on=waits_on)
+    response = EventStream(parts, on_close=call.hold_stream(), check=call.is_current)
     response.headers.update(HEADERS)
     return response
 
 
 async def _stream(
-    call: Call, turn: Turn[Any], begin: int, sdk: Literal[6, 7], after: int, held: Collection[str]
+    call: Call,
+    turn: Turn[Any],
+    begin: int,
+    sdk: Literal[6, 7],
+    after: int,
+    held: Collection[str],
+    *,
+    waits_on: bool,
 ) -> AsyncGenerator[bytes]:
     client = call.client
 
@@ -545,15 +566,23 @@ async def _stream(
         translator.rebuild([event for event in history if event.path or event.task_id == turn.task_id], held)
     for part in translator.start():
         yield encode(part)
-    async with aclosing(follow_until_still(client, turn, after or begin, has_waits=after > 0)) as events:
+    has_waits, seq = after > 0, after or begin
+    while True:
         waits: list[RunWait] = []
-        async for event in events:
-            if isinstance(event, list):
-                waits = [await texts.load_wait(wait) for wait in event]
-                break
-            results = await texts.load_results(event.context_id) if translator.lacks_results(event) else None
-            for part in translator.feed(await texts.load(event), results):
-                yield encode(part)
+        async with aclosing(follow_until_still(client, turn, seq, has_waits=has_waits)) as events:
+            async for event in events:
+                if isinstance(event, list):
+                    waits = [await texts.load_wait(wait) for wait in event]
+                    break
+                seq = event.seq
+                results = await texts.load_results(event.context_id) if translator.lacks_results(event) else None
+                for part in translator.feed(await texts.load(event), results):
+                    yield encode(part)
+        if not waits or not waits_on:
+            break
+        for part in translator.ask(waits):
+            yield encode(part)
+        has_waits = False  # the next event says what became of them
     for part in translator.finish(waits):
         yield encode(part)
     yield encode_frame("[DONE]")

@@ -13,7 +13,7 @@ from ..errors import WebhookNotFoundError
 from ..ports.webhooks import DeliveryRow, DeliveryState
 from ..types.messages import NAME_CHARS, RUN_ID_CHARS
 from .auth import Resource, get_list_scope
-from .operations import Call, Handler, Input, Method, Operation
+from .operations import Call, Empty, Handler, Input, Method, Operation
 from .problems import ForbiddenError
 
 TAG = "webhooks"
@@ -49,10 +49,6 @@ class Rotation(Input):
     """For how long requests are also signed with the secrets before: seconds, or text like ``24h``."""
 
 
-class Empty(Input):
-    """A body without fields."""
-
-
 class PageQuery(Input):
     """A page of a list."""
 
@@ -86,6 +82,8 @@ class WebhookAnswer(BaseModel):
     created_by: str
     created_at: str
     updated_at: str
+    allowed: tuple[str, ...] = ()
+    """Hosts and networks that the endpoint is in and that workers may reach for it, although they are not public."""
     secret: str | None = None
 
 

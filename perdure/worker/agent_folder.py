@@ -12,7 +12,7 @@ from pathlib import Path
 from ..agent.agent_file import AGENT_FILE_SUFFIXES, load_spec
 from ..agent.spec import AgentSpec
 from ..calls.agents import Agents
-from ..errors import InvalidInputError, PerdureError
+from ..errors import InvalidInputError, PerdureError, join_sentences
 from ..ports.toolset import Toolset
 
 logger = logging.getLogger("perdure.worker")
@@ -109,7 +109,7 @@ class AgentFolder:
         try:
             return load_spec(path, AgentSpec, tools=self._agents.tools, toolsets=self._toolsets)
         except PerdureError as error:
-            return f"{error.message} ({error.hint})" if error.hint else error.message
+            return join_sentences(error.message, error.hint)
         except Exception as error:  # the other files are still served
             return f"{path}: {type(error).__name__}: {error}"
 

@@ -43,8 +43,16 @@ from ..store.cache import CACHE_BYTES
 from ..tools import Tool
 from ..types.limits import HEARTBEAT_SECONDS, RateLimit
 from ..types.state import RunState
-from ..workflows import AgentWorkflow, VersionedAgentWorkflow, VersionedWebhookWorkflow, WebhookWorkflow
+from ..workflows import (
+    AgentWorkflow,
+    BulkActionWorkflow,
+    VersionedAgentWorkflow,
+    VersionedBulkActionWorkflow,
+    VersionedWebhookWorkflow,
+    WebhookWorkflow,
+)
 from ..workflows.host import HEARTBEAT_SETTING, OBSERVE_STATE
+from .bulk_actions import BulkActivity
 from .engine import MAX_CACHED_RUNS, Engine, Lifespan
 from .health import WorkflowTasks
 from .versioning import ChooseBehavior, build_behavior_choice
@@ -134,7 +142,11 @@ DRAIN_MARGIN = timedelta(seconds=30)
 """How long a worker waits for its activities beyond the longest tool timeout, before it cancels them."""
 
 
-_VERSIONED: dict[type, type] = {AgentWorkflow: VersionedAgentWorkflow, WebhookWorkflow: VersionedWebhookWorkflow}
+_VERSIONED: dict[type, type] = {
+    AgentWorkflow: VersionedAgentWorkflow,
+    WebhookWorkflow: VersionedWebhookWorkflow,
+    BulkActionWorkflow: VersionedBulkActionWorkflow,
+}
 """The workflows of workers that are versions of a deployment."""
 
 
@@ -183,8 +195,8 @@ class PerdurePlugin(SimplePlugin):
         """The workflow tasks that fail."""
         super().__init__(
             "perdure.PerdurePlugin",
-            workflows=[AgentWorkflow, WebhookWorkflow],
-            activities=[*self.engine.activities, self.engine.webhook.deliver],
+            workflows=[AgentWorkflow, WebhookWorkflow, BulkActionWorkflow],
+            activities=[*self.engine.activities, self.engine.webhook.deliver, BulkActivity(self.engine.store).act],
             interceptors=[self.engine.interceptor],
             workflow_runner=_pass_perdure_through,
         )

@@ -27,6 +27,7 @@ from ..loop.lifecycle import STATE_KEY
 from ..temporal.errors import translate_rpc_error, translate_service_error
 from ..types.interface import WAITING_MEMO, WORKFLOW_TYPE
 from ..workflows import AgentWorkflow
+from ..workflows.bulk_action import BulkActionWorkflow
 from ..workflows.webhook import WebhookWorkflow
 
 # ---
@@ -323,7 +324,9 @@ async def replay_each(
 ) -> AsyncGenerator[Replayed]:
     """Replay ``histories`` one after the other, by their names: each is taken when those before it are done."""
     replayer = Replayer(
-        workflows=[AgentWorkflow, WebhookWorkflow, *workflows], data_converter=data_converter, build_id="replay"
+        workflows=[AgentWorkflow, WebhookWorkflow, BulkActionWorkflow, *workflows],
+        data_converter=data_converter,
+        build_id="replay",
     )
     present = ""
 

@@ -28,6 +28,7 @@ from .._webhook_wire import (
     REQUEST_SECONDS,
     AllowList,
     Answer,
+    EndpointForbiddenError,
     Resolve,
     WebhookTask,
     build_event_body,
@@ -120,13 +121,13 @@ class WebhookActivity:
         if webhook is None:
             return {"outcome": "stopped", "error": "the subscription was deleted"}
         started_at, started = self._now(), time.monotonic()
-        answer, error = await self._attempt(webhook, task, started_at)
+        answer, error, is_final = await self._attempt(webhook, task, started_at)
         reach_point("webhook.answered")
         outcome = self._judge(answer)
         if error is not None and answer is None and not webhook.enabled:
             outcome = "stopped"
         delay = None
-        if outcome == "failed" and attempt <= len(RETRY_SECONDS) and error != _DELETED:
+        if outcome == "failed" and attempt <= len(RETRY_SECONDS) and not is_final:
             delay = max(RETRY_SECONDS[attempt - 1], (answer.retry_after if answer else None) or 0.0)
         row = DeliveryRow(
             id=uuid.uuid4().hex,
@@ -158,29 +159,31 @@ class WebhookActivity:
             next_retry_delay=None if delay is None else timedelta(seconds=delay),
         )
 
-    async def _attempt(self, webhook: WebhookRow, task: WebhookTask, now: datetime) -> tuple[Answer | None, str | None]:
-        """Send the request, and return the answer, or why there is none or it is not a success."""
+    async def _attempt(
+        self, webhook: WebhookRow, task: WebhookTask, now: datetime
+    ) -> tuple[Answer | None, str | None, bool]:
+        """Send the request, and return the answer, or why there is none or it is not a success, and whether that stays
+        so: the event was deleted, or the endpoint is one that this webhook may not reach."""
         if not webhook.enabled:
-            return None, f"the subscription is disabled: {webhook.disabled_reason}"
+            return None, f"the subscription is disabled: {webhook.disabled_reason}", False
         try:
             body = await self._build_body(task)
             if body is None:
-                return None, _DELETED
+                return None, _DELETED, True
             headers = build_webhook_headers(open_secrets(webhook, timestamp(now)), task.message_id, now, body)
             async with asyncio.timeout(REQUEST_SECONDS):
                 endpoint = parse_webhook_url(webhook.url)
-                allow = AllowList.parse(config.get_webhook_allow())
-                addresses = await find_addresses(endpoint, allow, self._resolve)
+                addresses = await find_addresses(endpoint, AllowList.parse(webhook.allowed), self._resolve)
                 answer = await post_webhook(endpoint, addresses, headers, body)
         except InvalidInputError as error:
-            return None, error.message
+            return None, error.message, isinstance(error, EndpointForbiddenError)
         except TimeoutError:
-            return None, f"the endpoint did not answer within {REQUEST_SECONDS:g} s"
+            return None, f"the endpoint did not answer within {REQUEST_SECONDS:g} s", False
         except ssl.SSLError as error:
-            return None, f"TLS: {error.reason or error}"
+            return None, f"TLS: {error.reason or error}", False
         except (OSError, ValueError) as error:
-            return None, f"{type(error).__name__}: {error}"
-        return answer, None if 200 <= answer.status < 300 else f"the endpoint answered {answer.status}"
+            return None, f"{type(error).__name__}: {error}", False
+        return answer, None if 200 <= answer.status < 300 else f"the endpoint answered {answer.status}", False
 
     async def _build_body(self, task: WebhookTask) -> bytes | None:
         if task.type == PING:

@@ -3,9 +3,17 @@
 from pydantic import BaseModel
 
 from .agent import AgentWorkflow, VersionedAgentWorkflow
+from .bulk_action import BulkActionWorkflow, VersionedBulkActionWorkflow
 from .webhook import VersionedWebhookWorkflow, WebhookWorkflow
 
-__all__ = ["AgentWorkflow", "VersionedAgentWorkflow", "VersionedWebhookWorkflow", "WebhookWorkflow"]
+__all__ = [
+    "AgentWorkflow",
+    "BulkActionWorkflow",
+    "VersionedAgentWorkflow",
+    "VersionedBulkActionWorkflow",
+    "VersionedWebhookWorkflow",
+    "WebhookWorkflow",
+]
 
 
 def _build_schemas() -> None:

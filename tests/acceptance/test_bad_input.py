@@ -102,6 +102,7 @@ def explains(error: PerdureError, *parts: str) -> None:
 # --- agents and tools
 
 
+@pytest.mark.fault("Workers", "A deploy takes a while to bring an agent.", "Its runs wait up to 60 s for it.")
 @pytest.mark.server
 async def test_an_unknown_agent_is_waited_for_and_goes_on_when_a_worker_brings_it(engine: Engine) -> None:
     bench = Bench()
@@ -231,6 +232,11 @@ async def answer_as_http(listening: socket.socket) -> None:
             await loop.sock_sendall(connection, b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n")
 
 
+@pytest.mark.fault(
+    "Temporal",
+    "The Temporal server is killed.",
+    "Runs wait, and continue when it is back. A tool that ended meanwhile keeps its result.",
+)
 @pytest.mark.slow
 @pytest.mark.server
 async def test_a_server_that_is_killed_and_comes_back(temporal_address: str, tmp_path: Path) -> None:
@@ -278,6 +284,11 @@ async def test_a_wrong_api_key(engine: Engine) -> None:
 # --- the store: locked, read-only, full
 
 
+@pytest.mark.fault(
+    "The store",
+    "The store is locked, full or taken away while a tool runs.",
+    "The run waits and says why. What was done is kept until it can be written.",
+)
 @pytest.mark.server
 async def test_a_store_that_is_locked_while_a_tool_runs(engine: Engine) -> None:
     bench = Bench()
@@ -356,6 +367,7 @@ async def test_a_store_that_is_read_only_when_the_worker_starts(engine: Engine) 
     assert response.content == "Done."
 
 
+@pytest.mark.fault("The store", "The store is locked, full or taken away while a tool runs.")
 @pytest.mark.server
 async def test_a_disk_that_is_full_while_a_tool_runs(engine: Engine, tmp_path: Path) -> None:
     with faults.small_disk(tmp_path / "disk", kilobytes=1024) as disk:
@@ -396,6 +408,11 @@ async def test_a_disk_that_is_full_when_the_worker_starts(engine: Engine, tmp_pa
 ALTER = "UPDATE nodes SET body = replace(CAST(body AS TEXT), 'go', 'no')"
 
 
+@pytest.mark.fault(
+    "The store",
+    "A byte of a transcript is changed.",
+    "The run pauses. It continues after you restored the row and called `perdure resume`.",
+)
 @pytest.mark.server
 @pytest.mark.parametrize(
     ("harm", "said"),
@@ -458,6 +475,11 @@ async def later_pause(run: Run, since: str) -> bool:
     return status.state == "paused" and (status.since or "") > since
 
 
+@pytest.mark.fault(
+    "The store",
+    "A worker has another store than the run.",
+    "It is told which store it needs, and the right worker continues.",
+)
 @pytest.mark.server
 async def test_a_worker_with_another_store_is_told_which_and_the_right_one_goes_on(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
@@ -503,6 +525,7 @@ async def test_a_store_of_a_newer_perdure(engine: Engine) -> None:
         await completes(run, bench)
 
 
+@pytest.mark.fault("The store", "The store is locked, full or taken away while a tool runs.")
 @pytest.mark.server
 async def test_a_store_that_is_taken_away_while_a_tool_runs(engine: Engine) -> None:
     bench = Bench()

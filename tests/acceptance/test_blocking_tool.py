@@ -66,6 +66,9 @@ async def outlived_its_timeout(run: Run) -> bool:
     return False
 
 
+@pytest.mark.fault(
+    "Workers", "An `async` tool blocks its event loop.", "Other runs continue, and the worker is not taken for lost."
+)
 async def test_a_tool_that_blocks_stalls_neither_its_run_nor_others(
     engine: Engine, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -231,10 +231,22 @@ def _cells(cells: Any) -> dict[str, Any]:
     }
 
 
+@pytest.mark.fault(
+    "Workers",
+    "A worker is lost in a model call or a tool, and a client interrupts, cancels or closes the run "
+    "before another worker takes it.",
+    "What was recorded is [collected](decisions/053-collect.md): the reply, its usage, each result. "
+    "A call that had begun says `OutcomeUnknown`; what had not begun never begins.",
+)
 async def test_what_was_done_before_a_kill_is_kept_through_a_stop(engine: Engine) -> None:
     await side_by_side(engine, _cells(FEW))
 
 
+@pytest.mark.fault(
+    "Workers",
+    "A worker is lost in a model call or a tool, and a client interrupts, cancels or closes the run "
+    "before another worker takes it.",
+)
 @pytest.mark.slow
 @ON_BOTH_STORES
 @pytest.mark.parametrize("where", KILLED)

@@ -107,6 +107,11 @@ async def test_six_users_chat_while_a_worker_is_killed(engine: Engine) -> None:
     await chat_under_kills(engine, Size(users=6, turns=6, kills=1, kill_every=LONGEST, max_events=40))
 
 
+@pytest.mark.fault(
+    "Workers",
+    "Workers are killed again and again while fifty users chat.",
+    "Every message is answered once, in order, and what was remembered is right.",
+)
 @pytest.mark.slow
 @pytest.mark.alone
 @pytest.mark.timeout(600)

@@ -44,6 +44,12 @@ KILLED_AT = [
 ]
 
 
+@pytest.mark.fault("Workers", "A worker is killed in a model call.")
+@pytest.mark.fault(
+    "Workers",
+    "A worker is killed in a tool.",
+    "The tool runs again if it is `idempotent=True`. Of any other tool the model is told that the outcome is unknown.",
+)
 @ON_BOTH_STORES
 async def test_a_kill_at_each_point(engine: Engine) -> None:
     """``work`` must not run twice, ``look`` may. Whatever was recorded is neither paid nor done again."""
@@ -78,6 +84,13 @@ async def _killed_at(engine: Engine, *, tool: str, point: str) -> None:
 # --- workers that are lost at no such point
 
 
+@pytest.mark.fault(
+    "Workers",
+    "A worker is killed in a model call.",
+    "Another worker makes the call again within seconds, unless its reply had been recorded.",
+)
+@pytest.mark.fault("Workers", "A worker is taken for lost, but was only slow.", "What it reports late changes nothing.")
+@pytest.mark.fault("Workers", "A worker is told to stop.", "It finishes its tools first, then ends.")
 async def test_workers_that_are_killed_stopped_or_taken_for_lost(engine: Engine) -> None:
     scenarios = {
         "killed in the middle of a reply": _killed_in_a_reply,
@@ -207,6 +220,7 @@ async def _taken_for_lost(engine: Engine) -> None:
 # --- how soon a run goes on, and kills at random moments
 
 
+@pytest.mark.fault("Workers", "A worker is killed in a model call.")
 @pytest.mark.slow
 @pytest.mark.alone
 @pytest.mark.parametrize("killed", [_killed_in_a_reply, _killed_in_a_workflow_task])
@@ -233,6 +247,11 @@ class Model:
         return next((at for at, _ in self.asked if at > moment), None)
 
 
+@pytest.mark.fault(
+    "Workers",
+    "A worker is killed three times at random moments of a long run.",
+    "The run answers. Every tool has its result once, and each kill costs at most one model call.",
+)
 @pytest.mark.slow
 @pytest.mark.alone
 async def test_a_run_survives_three_kills_at_random_moments(engine: Engine) -> None:

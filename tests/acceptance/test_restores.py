@@ -72,6 +72,12 @@ async def wait_for_pause(run: Run, after: str = "") -> tuple[str, str]:
     return status.reason or "", status.since or ""
 
 
+@pytest.mark.fault(
+    "The store",
+    "The store is restored from a backup older than the runs.",
+    "An open run pauses; a message to an ended one is refused. `perdure resume --from-store` "
+    "continues from what is there.",
+)
 @pytest.mark.server
 @ON_BOTH_STORES
 async def test_a_session_whose_store_is_older_pauses_and_goes_on_from_what_is_there(engine: Engine) -> None:
@@ -104,6 +110,7 @@ async def test_a_session_whose_store_is_older_pauses_and_goes_on_from_what_is_th
         assert counted.paid in (4, 5)
 
 
+@pytest.mark.fault("The store", "The store is restored from a backup older than the runs.")
 @pytest.mark.server
 async def test_a_conversation_that_ended_after_the_backup_is_not_continued_in_silence(engine: Engine) -> None:
     counted, backup = Counted(), engine.folder / "backup.db"
@@ -173,6 +180,9 @@ async def test_a_store_older_than_a_turn_in_progress_pays_nothing_in_silence(eng
     assert len(paying.paid) == 2, "the model is told that the outcome of the second is unknown"
 
 
+@pytest.mark.fault(
+    "Temporal", "Temporal is restored from a backup older than the store.", "What was paid for is used again."
+)
 @pytest.mark.slow
 @pytest.mark.server
 async def test_a_history_older_than_the_store_pays_nothing_again(tmp_path: Path) -> None:

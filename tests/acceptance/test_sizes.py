@@ -92,6 +92,11 @@ async def test_a_run_continues_as_new_where_the_server_suggests_it(
         await stop_server(home)
 
 
+@pytest.mark.fault(
+    "Sizes",
+    "A run takes 2,000 iterations.",
+    "It continues as new on the way, and its history stays within Temporal's bounds.",
+)
 @pytest.mark.slow
 @pytest.mark.timeout(600)  # 45 s on two idle cores
 async def test_two_thousand_iterations_continue_as_new_on_the_way(engine: Engine) -> None:
@@ -125,6 +130,7 @@ async def _executions(client: Client, run: Run) -> int:
         count, execution = count + 1, first.continued_execution_run_id
 
 
+@pytest.mark.fault("Sizes", "A tool returns 20 MB.", "The store has them, and history a reference.")
 async def test_a_tool_result_of_20_mb_passes(engine: Engine) -> None:
     @tool
     async def big() -> str:

@@ -188,7 +188,7 @@ async def test_a_standing_approval_is_revoked_by_who_may_decide(engine: Engine) 
         for wrong in ({"type": "revoke"}, revoke | {"tool": ""}, revoke | {"tool": None}, revoke | {"by": "ada"}):
             assert (await bob.post(f"{path}/events", json=wrong)).status_code == 400
         await run.send("Pay again")
-        assert (await eventually(wait))["name"] == "pay", "it waits again"
+        assert (await eventually(wait))["tool"] == "pay", "it waits again"
 
 
 @pytest.mark.server

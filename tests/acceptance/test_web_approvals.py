@@ -97,7 +97,7 @@ async def test_the_inbox_and_many_decisions(engine: Engine) -> None:
         sessions = [await box.start("payer", tenant) for tenant in ("acme", "other", "acme")]
         sessions.append(await box.start("asker", "acme"))
         rows = await box.read(box.ada, 4)
-        by_session = {row["session"]: row for row in rows}
+        by_session = {row["run_id"]: row for row in rows}
         assert set(by_session) == set(sessions)
         first = by_session[sessions[0]]
         assert (first["kind"], first["agent"], first["tool"], first["arguments"]) == (
@@ -112,35 +112,33 @@ async def test_the_inbox_and_many_decisions(engine: Engine) -> None:
         mine = await box.read(box.acme, 3)
         own = {session: session.removeprefix("@acme/") for session in sessions}
         assert own[sessions[0]] != sessions[0]
-        assert {row["session"] for row in mine} == {own[sessions[0]], own[sessions[2]], own[sessions[3]]}
+        assert {row["run_id"] for row in mine} == {own[sessions[0]], own[sessions[2]], own[sessions[3]]}
         assert [row["kind"] for row in await box.read(box.ada, 1, kind="question")] == ["question"]
         assert await box.read(box.ada, 0, agent="nobody") == []
-        assert await box.read(box.ada, 0, by_expiry="true") == []
+        assert await box.read(box.ada, 0, order="expiry") == []
         pages, cursor = [], None
         while True:
             answer = (
                 await box.acme.get("/approvals", params={"limit": 1, **({"cursor": cursor} if cursor else {})})
             ).json()
-            pages += [row["call_id"] + row["session"] for row in answer["data"]]
+            pages += [row["call_id"] + row["run_id"] for row in answer["data"]]
             if (cursor := answer.get("cursor")) is None:
                 break
-        assert sorted(pages) == sorted(row["call_id"] + row["session"] for row in mine), "each once"
+        assert sorted(pages) == sorted(row["call_id"] + row["run_id"] for row in mine), "each once"
 
-        names = [{"session": row["session"], "call_id": row["call_id"], "hash": row["hash"]} for row in rows]
-        item = {name["session"]: name for name in names}
+        names = [{"run_id": row["run_id"], "call_id": row["call_id"], "hash": row["hash"]} for row in rows]
+        item = {name["run_id"]: name for name in names}
         decisions = [
             item[sessions[0]] | {"decision": "approve", "comment": "fine"},
             item[sessions[1]] | {"decision": "approve"},
             item[sessions[2]] | {"decision": "approve", "hash": "0" * 32},
-            item[sessions[3]] | {"value": 7, "session": own[sessions[3]]},
-            {"session": "nothing", "call_id": "c", "hash": "h", "decision": "deny"},
+            item[sessions[3]] | {"value": 7, "run_id": own[sessions[3]]},
+            {"run_id": "nothing", "call_id": "c", "hash": "h", "decision": "deny"},
         ]
         answer = await box.acme.post("/approvals:decide", json={"decisions": decisions})
         assert answer.status_code == 200, answer.text
         results = answer.json()["results"]
-        assert [result["session"] for result in results] == [
-            own.get(row["session"], row["session"]) for row in decisions
-        ]
+        assert [result["run_id"] for result in results] == [own.get(row["run_id"], row["run_id"]) for row in decisions]
         outcomes = [result.get("decided", result.get("problem", {})) for result in results]
         assert [outcome.get("state", outcome.get("status")) for outcome in outcomes] == [
             "approved",
@@ -155,7 +153,7 @@ async def test_the_inbox_and_many_decisions(engine: Engine) -> None:
         await box.client.run(sessions[0]).result()
         assert box.paid == [3]
         left = await box.read(box.ada, 2)
-        assert {row["session"] for row in left} == {sessions[1], sessions[2]}
+        assert {row["run_id"] for row in left} == {sessions[1], sessions[2]}
         # The same again is the same answer; a late one names who was first.
         again = (await box.acme.post("/approvals:decide", json={"decisions": decisions[:1]})).json()["results"]
         assert again[0]["decided"]["state"] == "approved"
@@ -177,7 +175,7 @@ async def test_a_row_that_is_out_of_date_is_not_shown(engine: Engine, monkeypatc
         await store.put_wait(replace(old, context_id="nothing"))
         assert len(await store.list_waits()) == 3
         [left] = await box.read(box.ada, 1)
-        assert (left["session"], left["call_id"]) == (session, row["call_id"])
+        assert (left["run_id"], left["call_id"]) == (session, row["call_id"])
         await box.client.run(session).terminate()
         assert await box.read(box.ada, 0) == []
 
@@ -195,7 +193,7 @@ async def test_hostile_decisions(engine: Engine) -> None:
     async with inbox(engine) as box:
         session = await box.start("payer", "acme")
         [row] = await box.read(box.ada, 1)
-        item = {"session": session, "call_id": row["call_id"], "hash": row["hash"]}
+        item = {"run_id": session, "call_id": row["call_id"], "hash": row["hash"]}
         approve = item | {"decision": "approve"}
         for body in (
             {},
@@ -203,16 +201,16 @@ async def test_hostile_decisions(engine: Engine) -> None:
             {"decisions": None},
             {"decisions": [approve, approve]},
             {"decisions": [approve, item | {"decision": "deny"}]},
-            {"decisions": [approve | {"session": f"{number}"} for number in range(51)]},
+            {"decisions": [approve | {"run_id": f"{number}"} for number in range(51)]},
             {"decisions": [item]},
             {"decisions": [approve | {"always": True}]},
             {"decisions": [approve | {"value": 1}]},
             {"decisions": [item | {"decision": "explode"}]},
             {"decisions": [item | {"decision": "deny", "arguments": {}}]},
             {"decisions": [item | {"value": 1, "comment": "x"}]},
-            {"decisions": [{"session": session, "call_id": row["call_id"], "decision": "approve"}]},
+            {"decisions": [{"run_id": session, "call_id": row["call_id"], "decision": "approve"}]},
             {"decisions": [approve | {"hash": ""}]},
-            {"decisions": [approve | {"session": "x" * 3000}]},
+            {"decisions": [approve | {"run_id": "x" * 3000}]},
             {"decisions": [approve | {"surprise": 1}]},
             [approve],
             "approve",
@@ -230,8 +228,11 @@ async def test_hostile_decisions(engine: Engine) -> None:
             "/approvals?cursor=x",
             "/approvals?kind=x",
             "/approvals?agent=%00",
-            f"/approvals?cursor={encode_cursor('waits', {'by_expiry': True}, ['a', 'b', 'c'])}",
-            f"/approvals?cursor={encode_cursor('waits', {'by_expiry': False}, ['a', 'b'])}",
+            f"/approvals?cursor={encode_cursor('waits', {'order': 'expiry'}, ['a', 'b', 'c', ''])}",
+            f"/approvals?cursor={encode_cursor('waits', {'order': 'since'}, ['a', 'b'])}",
+            "/approvals?order=x",
+            "/approvals?group=agent",
+            f"/approvals?text={'x' * 201}",
         ):
             assert (await box.ada.get(path)).status_code == 400, path
         key = {"idempotency-key": "k"}

@@ -19,7 +19,7 @@ from perdure import Agent, Client, Compaction, File, tool
 from perdure.artifacts import Artifacts
 from perdure.testing import ScriptedProvider, call
 from perdure.types.messages import iter_file_parts
-from perdure.web import files, limits, operations
+from perdure.web import files, limits
 from perdure.web.app import WebOptions, create_app
 from tests.support.engine import Engine
 from tests.support.web import ADA, NamedCallers, Service, make_caller, serve
@@ -315,7 +315,7 @@ async def test_hostile_uploads(engine: Engine, monkeypatch: pytest.MonkeyPatch) 
             assert (
                 await inside.post("/files", content=b"x", headers={"authorization": "Bearer no"})
             ).status_code == 401
-            monkeypatch.setattr(operations, "CHUNK_SECONDS", 0.05)
+            monkeypatch.setattr(limits, "CHUNK_SECONDS", 0.05)
             never = asyncio.Event()
 
             async def stalled() -> AsyncIterator[bytes]:

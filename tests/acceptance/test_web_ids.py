@@ -172,6 +172,12 @@ async def make_betas(client: Client, http: httpx.AsyncClient, beta: str) -> None
     await forget(client, build_run_id("forgotten-7", beta))
 
 
+@pytest.mark.fault(
+    "Borders",
+    "A caller names a new run as another's: a subagent's, a scheduled run's, another tenant's, or "
+    "with a slash, a line break or a reserved beginning.",
+    "It is refused with one text, at every door.",
+)
 @pytest.mark.server
 async def test_no_door_begins_a_run_whose_id_is_not_the_callers_to_choose(engine: Engine, acme: str, beta: str) -> None:
     async with (
@@ -218,6 +224,9 @@ async def test_no_door_begins_a_run_whose_id_is_not_the_callers_to_choose(engine
         assert {row["id"] for row in (await sam.get("/v1/sessions")).json()["data"]} == {"origin"}
 
 
+@pytest.mark.fault(
+    "Borders", "Two tenants name their runs alike.", "Both have their run, and neither learns of the other's."
+)
 @pytest.mark.server
 async def test_two_tenants_may_have_runs_of_one_name_and_neither_learns_of_the_others(
     engine: Engine, acme: str, beta: str

@@ -148,7 +148,7 @@ async def test_a_decision_is_repeated_soon_after_its_replica_was_killed(engine: 
             follower = Follower()
             await follower.follow(http, session, lambda _: len(follower.waiting) == 1)
             [pending] = follower.waiting.values()
-            decision = {"session": session, "call_id": pending["call_id"], "hash": pending["hash"]}
+            decision = {"run_id": session, "call_id": pending["call_id"], "hash": pending["hash"]}
             body = {"decisions": [{**decision, "decision": "approve"}]}
             worker.process.send_signal(signal.SIGSTOP)
             deciding = asyncio.ensure_future(http.post("/approvals:decide", json=body, headers=key))

@@ -64,7 +64,7 @@ async def test_wrong_tokens_are_refused_and_then_slowed_down(engine: Engine) -> 
         browser = opened.browse(None)
         page = await log_in(browser, "pdr_0123456789abcdef_" + "0" * 64)
         assert browser.response.status_code == 401
-        assert "unknown" in page.text
+        assert "That is not a token of this server." in page.text
         assert not [cookie for cookie in browser.http.cookies.jar if cookie.name == "perdure_login"]
         for _ in range(30):
             page = await browser.send(page.find_form(token=""), token="nonsense")
@@ -152,7 +152,7 @@ async def test_a_forged_form_decides_nothing(engine: Engine, change: dict[str, s
         headers.setdefault("content-type", "application/x-www-form-urlencoded")
         answer = await browser.http.post("/console/inbox", content=content, headers=headers)
         assert answer.status_code in (403, 415)
-        assert [pending.name for pending in (await run.status()).approvals] == ["pay"]
+        assert [pending.tool for pending in (await run.status()).approvals] == ["pay"]
         assert paid == []
 
 

@@ -103,7 +103,7 @@ async def test_agents_and_the_page_of_one(engine: Engine) -> None:
             "Ask a person about draw A person approves each call. It waits for 1 h, and is denied then.",
             "Allow draw",
             "You help.",
-            "Model calls per turn 7",
+            "Iterations per turn 7",
             "Cost per run $2.50",
             "Time at work per turn 10 min",
             "before_tool_call: check_budget",

@@ -8,6 +8,7 @@ import socket
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import quote
@@ -16,6 +17,9 @@ import pytest
 
 from perdure import Agent, Approval, Client, File, Limits, ToolContext, tool
 from perdure.client.run import Run
+from perdure.console import inbox
+from perdure.ports.bulk_actions import BulkRow, BulkRunRow
+from perdure.ports.times import timestamp
 from perdure.testing import ScriptedProvider, call
 from perdure.worker.engine import record_agents
 from tests.console.test_access import wait_for_waits
@@ -157,7 +161,10 @@ async def has_title(page: Any, title: str) -> bool:
     return bool(await page.title() == title)
 
 
-async def test_thirty_approvals_by_keyboard_while_another_decides(engine: Engine) -> None:
+async def test_thirty_approvals_by_keyboard_while_another_decides(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inbox, "ROWS", 25)
     paid: list[int] = []
 
     @tool(needs_approval=True)
@@ -180,7 +187,7 @@ async def test_thirty_approvals_by_keyboard_while_another_decides(engine: Engine
         page = window.page
         assert await page.title() == "(30) Inbox · perdure"
         order = await page.eval_on_selector_all(
-            ".row .meta a:not([data-context])", "links => links.map(link => link.textContent)"
+            ".row .meta a[href*='/runs/']", "links => links.map(link => link.textContent)"
         )
         for taken in (order[5], order[12]):  # by another reviewer, before this one comes to them
             await client.run(taken).deny(by="bob", comment="mine")
@@ -244,6 +251,7 @@ async def test_arguments_are_changed_and_a_question_is_answered(engine: Engine) 
         await page.goto(f"{at.url}/console/runs/{quote(runs['support'].id, safe='')}")
         await page.get_by_text("Refunded $100.00 for order A-1007.").wait_for(state="attached")
         await page.goto(f"{at.url}/console/inbox?kind=question")
+        await page.get_by_text("Answer…", exact=True).click()
         await page.get_by_role("radio", name="M").check()
         await page.get_by_role("button", name="Answer", exact=True).click()
         await page.get_by_role("strong").get_by_text("Answered by you").wait_for()
@@ -263,9 +271,9 @@ async def test_no_stray_key_decides(engine: Engine) -> None:
         await page.keyboard.press("a")
         await page.keyboard.press("Enter")
         focused = "document.activeElement.closest('.row')?.querySelector('h2').textContent.trim()"
-        assert await page.evaluate(focused) == "delete_account"
+        assert await page.evaluate(focused) == "delete account: email m.weber@example.com"
         assert await page.locator(".row.decided").count() == 0
-        assert [one.name for one in (await runs["privacy"].status()).approvals] == ["delete_account"]
+        assert [one.tool for one in (await runs["privacy"].status()).approvals] == ["delete_account"]
         await page.keyboard.press("Control+Enter")
         await wait_for_decided(page, 1)
         outcome = await account.locator(".outcome").inner_text()
@@ -396,7 +404,7 @@ async def test_hostile_texts_do_nothing_in_a_browser(engine: Engine) -> None:
             assert window.foreign_requests(at.url) == [], path
             assert await window.page.locator("iframe, object, embed, style").count() == 0
             assert await window.page.locator("form:not([action^='/console/']):not([action=''])[action]").count() == 0
-        assert [pending.name for pending in (await run.status()).approvals] == ["pay"]
+        assert [pending.tool for pending in (await run.status()).approvals] == ["pay"]
 
 
 async def list_pages(client: Client, runs: dict[str, Run[Any]]) -> dict[str, str]:
@@ -408,6 +416,11 @@ async def list_pages(client: Client, runs: dict[str, Run[Any]]) -> dict[str, str
         "run": f"/runs/{quote(runs['support'].id, safe='')}",
         "run-standing": f"/runs/{quote(runs['clerk'].id, safe='')}",
         "runs": "/runs",
+        "overview": "/overview",
+        "attempts": f"/runs/{quote(runs['support'].id, safe='')}/attempts",
+        "bulk-new": "/bulk/new?verb=cancel&agent=support",
+        "bulk": await record_bulk(client, [run.id for run in runs.values()]),
+        "bulks": "/bulk",
         "agents": "/agents",
         "agent": "/agents/support",
         "schedules-empty": "/schedules",
@@ -416,6 +429,20 @@ async def list_pages(client: Client, runs: dict[str, Run[Any]]) -> dict[str, str
         "error": "/nothing",
         **await record_samples(client),
     }
+
+
+async def record_bulk(client: Client, ids: list[str]) -> str:
+    """Record a bulk action that is in progress, and return the path of its page."""
+    store = await client.store()
+    outcomes = (("acted", None), ("failed", "ToolError: no"), ("refused", "resume needs the permission to operate it"))
+    rows = [
+        BulkRunRow(name, number, "", "support", outcome=outcome, detail=detail, done_at=timestamp(datetime.now(UTC)))
+        for number, (name, (outcome, detail)) in enumerate(zip([*ids, "other-1", "other-2"], outcomes, strict=False))
+    ]
+    more = [BulkRunRow(f"later-{number}", 10 + number, "", "support") for number in range(6)]
+    labels = ('{"error": "AuthenticationError", "agent": "support"}', None, None, "ana", "token:ana", "10.0.0.1")
+    await store.create_bulk(BulkRow("b" * 32, "resume", *labels, len(rows) + 6, 5.0, 10), [*rows, *more])
+    return f"/bulk/{'b' * 32}"
 
 
 async def test_pages_fit_a_phone(engine: Engine) -> None:
@@ -461,6 +488,7 @@ async def find_violations(window: Window) -> list[str]:
 async def look_at_everything(window: Window) -> None:
     """Unfold what is folded, and wait until nothing moves."""
     await window.page.evaluate("document.querySelectorAll('details').forEach(one => { one.open = true })")
+    await window.page.evaluate("scrollTo(0, 0)")  # what the bar covers by half would count as small
     await window.page.emulate_media(reduced_motion="reduce")
     await window.page.wait_for_timeout(100)
 

@@ -156,7 +156,7 @@ async def test_a_chat_with_an_attachment_an_approval_and_a_question(engine: Engi
         assert await page.locator(".block.sending").count() == 0
         said = [message.text for message in await run.transcript() if message.role == "user"]
         assert said[-1] == "Thank you\nvery much"
-        [decided] = [one for one in (await run.status()).decided if one.name == "refund"]
+        [decided] = [one for one in (await run.status()).decided if one.tool == "refund"]
         assert (decided.by, decided.changed) == ("ada", True)
         assert window.complaints == []
         assert window.foreign_requests(at.url) == []

@@ -58,8 +58,8 @@ async def test_a_fork_and_its_origin(engine: Engine) -> None:
         [link] = {given["href"] for _, given in page.tags if "/compare?left=" in given.get("href", "")}
         page = await browser.open(link.removeprefix("/console"))
         assert browser.response.status_code == 200
-        assert "B is a fork of A, made after model call 2 by ada" in page.text
-        assert "The same until here: 4 messages, 2 model calls" in page.text
+        assert "B is a fork of A, made after iteration 2 by ada" in page.text
+        assert "The same until here: 4 messages, 2 iterations" in page.text
         shared, _, parted = page.text.partition("Different from here")
         assert "Where is it?" not in parted
         assert "delivered" in shared
@@ -115,7 +115,7 @@ async def test_what_each_side_cost(engine: Engine) -> None:
         cells = "".join(page.text.split())
         assert "Cost$0.0200$0.0500+$0.0300+150%" in cells
         assert "Tokens105112+7+7%" in cells
-        assert "The same until here: 1 message, 0 model calls" in page.text
+        assert "The same until here: 1 message, 0 iterations" in page.text
         page = await opened.browse().open(f"/compare?left={ids[0]}&right={origin.id}")
         assert "Cost$0.0200unknown" in "".join(page.text.split()), "a price that is unknown is not left out"
 

@@ -10,8 +10,9 @@ from urllib.parse import quote
 import pytest
 
 from perdure import Agent, ToolContext, tool
-from perdure.console.texts import format_json, render_markdown, show_controls
+from perdure.console.texts import format_json, render_markdown
 from perdure.testing import ScriptedProvider, call
+from perdure.types.visible_text import show_controls
 from tests.console.test_access import wait_for_waits
 from tests.support.engine import Engine
 from tests.support.pages import Html, console

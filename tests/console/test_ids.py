@@ -107,3 +107,21 @@ def list_texts(page: Html) -> list[str]:
         for tag, given in page.tags
         if tag == "input" and given.get("type") != "hidden" and given.get("type") != "checkbox" and "value" in given
     ]
+
+
+async def test_an_address_with_the_slashes_of_an_id_leads_to_the_run(engine: Engine) -> None:
+    """As the command line prints it, and people type it."""
+    async with engine.served(lead()) as client, console(client) as opened:
+        run = await client.start("lead", "Go.", id="order-7")
+        await run.result()
+        [child] = await run.children()
+        assert "/" in child.id
+        browser = opened.browse()
+        page = await browser.open(f"/runs/{child.id}")
+        shown = f"/console/runs/{quote(child.id, safe='')}".encode()
+        assert (browser.response.status_code, browser.response.url.raw_path) == (200, shown)
+        assert child.id in page.text
+        await browser.open("/runs/no/such")
+        assert browser.response.status_code == 404
+        await browser.open("/runs/")
+        assert browser.response.url.path == "/console/runs"

@@ -15,8 +15,9 @@ from pydantic import BaseModel
 
 from perdure import Agent, Approval, Client, File, Limits, tool
 from perdure.client.visibility import read_pending_memo
+from perdure.console.event_window import read_window
 from perdure.console.texts import render_time
-from perdure.console.transcript import CallBlock, ReplyBlock, Transcript, read_window
+from perdure.console.transcript import CallBlock, ReplyBlock, Transcript
 from perdure.console.waterfall import build_waterfall
 from perdure.errors import RateLimitError
 from perdure.ports.model import Completed, ModelRequest, StreamEvent, TextDelta, ThinkingDelta
@@ -168,6 +169,19 @@ async def test_live_blocks_and_a_reader_that_was_cut_off(engine: Engine) -> None
         numbers = [int(number) for number in re.findall(r"^id: (\d+)$", again.text, re.MULTILINE)]
         over = await browser.http.get(live, headers={"accept": "text/event-stream", "last-event-id": str(numbers[-1])})
         assert over.status_code == 204
+
+
+def test_a_model_has_one_name_before_and_after_its_reply() -> None:
+    at: Any = {"context_id": "c", "task_id": "t", "iteration": 1}
+    transcript = Transcript()
+    transcript.add(ModelStarted(seq=1, model="openai:gpt-5-mini", **at))
+    [reply] = transcript.blocks.values()
+    assert isinstance(reply, ReplyBlock)
+    assert reply.model == "openai:gpt-5-mini"
+    transcript.add(ModelCompleted(seq=2, model="gpt-5-mini", text="Hi.", **at))
+    assert reply.model == "openai:gpt-5-mini"
+    transcript.add(ModelCompleted(seq=3, model="gpt-5-nano", text="Hi.", **at | {"iteration": 2}))
+    assert [block.model for block in transcript.blocks.values() if isinstance(block, ReplyBlock)][-1] == "gpt-5-nano"
 
 
 def test_a_reply_as_it_is_written_retracted_and_complete() -> None:

@@ -176,7 +176,7 @@ async def test_two_ticked_runs_are_compared(engine: Engine) -> None:
         await browser.send(bulk, bulk.buttons[0], item=["first", "second", "third"])
         assert (browser.response.status_code, "Tick two" in browser.page.text) == (400, True)
         await browser.send(bulk, ("action", "cancel"), item=["first"], sure="1")
-        assert "may not operate" in browser.page.text
+        assert "may not pause, resume, cancel" in browser.page.text
 
 
 async def test_ticked_runs_are_cancelled_after_a_second_look(engine: Engine) -> None:

@@ -97,7 +97,7 @@ async def test_a_decision_is_taken_back_by_one_of_two(engine: Engine) -> None:
         assert eve.response.status_code == 403
         pages = await asyncio.gather(ada.send(forms[0]), bob.send(forms[1]))
         told = [page.squeeze() for page in pages]
-        assert sum("Taken back Nothing was decided." in text for text in told) == 1
+        assert sum("Taken back: Nothing was decided." in text for text in told) == 1
         assert sum("Somebody else was first" in text for text in told) == 1
         assert paid == []
         assert [one.call_id for one in (await run.status()).approvals] == [call_id], "it can be decided again"

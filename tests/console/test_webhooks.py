@@ -6,13 +6,14 @@ import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
 from perdure import Agent, Client
 from perdure.client.webhook_subscriptions import Webhook
 from perdure.console.webhooks import shorten_url
-from perdure.ports.times import add_seconds, format_utc_now
+from perdure.ports.times import add_seconds, format_utc_now, timestamp
 from perdure.ports.webhooks import DeliveryRow
 from perdure.testing import ScriptedProvider
 from perdure.worker import webhook_delivery as deliveries
@@ -97,6 +98,16 @@ async def test_endpoints_and_what_became_of_their_messages(engine: Engine) -> No
         for query in ("state=lost", "after=x"):
             await browser.open(f"/webhooks/{webhook.id}?{query}")
             assert browser.response.status_code == 400
+
+
+async def test_an_attempt_that_no_worker_makes_says_so(engine: Engine) -> None:
+    async with subscribed(engine) as (client, opened, webhook):
+        store, browser = await client.store(), opened.browse()
+        late = timestamp(datetime.now(UTC) - timedelta(minutes=13))
+        await store.record_delivery(replace(attempt(webhook, 1, error="refused"), outcome="failed", next_at=late))
+        for path in (f"/webhooks/{webhook.id}", f"/webhooks/{webhook.id}/{attempt(webhook, 1).message_id}"):
+            page = await browser.open(path)
+            assert "was due 13 min ago : no worker has made it" in page.squeeze(), path
 
 
 async def test_many_messages_come_in_pages(engine: Engine) -> None:

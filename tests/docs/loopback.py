@@ -84,6 +84,8 @@ class Loopback:
         self.task_queue = f"docs-{uuid.uuid4().hex[:8]}"
         self.store_url = f"sqlite:///{folder / 'store.db'}"
         self.namespace = "default"
+        self.port = 8000
+        """Of the page's `perdure serve`."""
         self.started: list[Process] = []
 
     async def own_namespace(self) -> None:

@@ -45,8 +45,7 @@ EXTRAS = (
     "mcp",
     "postgres",
     "objects",
-    "agui",
-    "console",
+    "server",
     "uvloop",
 )
 """What the image has beside perdure itself."""

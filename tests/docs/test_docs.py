@@ -1,11 +1,12 @@
 """Every program in the documentation runs, every command and option in it exists, every link leads somewhere.
 
 A comment above a block says how it is run: ``<!-- test: skip REASON -->``; ``<!-- test: file NAME -->`` keeps the
-program under that name for what follows; ``<!-- test: serve -->`` lets it, or a `perdure worker`, run until the end
-of the page; ``<!-- test: continue -->`` goes on in the namespace of the program before, where ``await`` may stand at
-the top level; ``<!-- test: output -->`` is what the program before has printed; ``<!-- test: elsewhere FILE -->``: the
-tests of FILE run these commands. Where the text says "Save it as `NAME`"
-and `perdure worker NAME`, that is done.
+program under that name for what follows; ``<!-- test: serve -->`` lets it, a `perdure worker` or a `perdure serve`,
+run until the end of the page; ``<!-- test: run -->`` runs a block of shell; ``<!-- test: continue -->`` continues in
+the namespace of the program before, where ``await`` may stand at the top level; ``<!-- test: output -->`` is what the
+program before has printed; ``<!-- test: elsewhere FILE -->``: the tests of FILE run these commands. 127.0.0.1:8000 is
+replaced by the address of the page's `perdure serve`. Where the text says "Save it as `NAME`" and
+`perdure worker NAME`, that is done.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from tests.docs.loopback import ROOT, Loopback, Process, ended, printed
 from tests.docs.pages import Block, Page, awaits, pages
 from tests.servers.model_server import Call, Reply
 from tests.support.namespaces import indexed_namespace
+from tests.support.ports import find_free_ports
 from tests.support.wait import eventually
 
 PAGES = pages()
@@ -55,6 +57,7 @@ JOINED = {
 INCOMPLETE = {"MissingParameter", "BadOptionUsage", "BadParameter", "NoArgsIsHelpError"}
 """What the command line says of a command that is only named."""
 QUEUE = "PERDURE_TASK_QUEUE"
+ADDRESS = "127.0.0.1:8000"
 READS = {"list", "env", "show order-77"}
 """Commands that are run wherever a page has them; the others start servers, stay, or want an id."""
 
@@ -122,7 +125,7 @@ class Model:
     [
         pytest.param(page, id=page.name, marks=() if page.name in EVERYDAY_PAGES else pytest.mark.slow)
         for page in PAGES
-        if page.programs
+        if page.programs or any(block.mark in ("serve", "run") for block in page.blocks)
     ],
 )
 async def test_programs_and_commands_run(page: Page, loopback: Loopback) -> None:
@@ -136,6 +139,11 @@ async def test_programs_and_commands_run(page: Page, loopback: Loopback) -> None
         block = blocks[0]
         if block.mark == "serve":
             serving.append(await serve(block, loopback, env))
+        elif block.mark == "run":
+            (loopback.folder / ".curlrc").write_text("fail-with-body\n")
+            words = ["bash", "-euo", "pipefail", "-c", place(block.body, loopback)]
+            done = await loopback.run(*words, env=env | {"CURL_HOME": str(loopback.folder)})
+            assert done.code == 0, f"{page.name}:{block.line}: {done}"
         elif block.mark == "output":
             assert said == block.body, f"{page.name}:{block.line}"
         elif block.language == "python" and not block.mark.startswith(NOT_RUN):
@@ -164,16 +172,30 @@ def program(blocks: list[Block], loopback: Loopback) -> list[str | Path]:
     for block in blocks:
         named = block.mark.removeprefix("file ") if block.mark.startswith("file ") else f"line_{block.line}.py"
         files.append(loopback.folder / named)
-        files[-1].write_text(block.body)
+        files[-1].write_text(place(block.body, loopback))
     if len(files) == 1 and not awaits(blocks[0]):
         return [sys.executable, files[0]]
     return [sys.executable, "-m", "tests.docs.session", *files]
 
 
+def place(text: str, loopback: Loopback) -> str:
+    """The text with the address of the page's `perdure serve`."""
+    return text.replace(ADDRESS, f"127.0.0.1:{loopback.port}")
+
+
 async def serve(block: Block, loopback: Loopback, env: dict[str, str]) -> Process:
-    """A worker that is there until the page ends."""
+    """A worker, or `perdure serve`, that is there until the page ends."""
     command: list[str | Path] = [*program([block], loopback)] if block.language == "python" else [*next(block.commands)]
-    return await loopback.spawn(*command, env=env, cwd=loopback.folder)
+    if command[:2] != ["perdure", "serve"]:
+        return await loopback.spawn(*command, env=env, cwd=loopback.folder)
+    [loopback.port] = find_free_ports(1)
+    process = await loopback.spawn(*command, "--port", str(loopback.port), env=env, cwd=loopback.folder)
+
+    async def is_ready() -> bool:
+        return (await loopback.run("curl", "--fail", "--silent", f"http://127.0.0.1:{loopback.port}/readyz")).code == 0
+
+    await eventually(is_ready, what="perdure serve")
+    return process
 
 
 async def run_command(command: list[str], loopback: Loopback, env: dict[str, str]) -> None:
@@ -188,7 +210,9 @@ async def run_command(command: list[str], loopback: Loopback, env: dict[str, str
 
 def test_only_a_handful_of_programs_is_skipped_and_each_says_why() -> None:
     marks = [block.mark for page in PAGES for block in page.blocks if block.mark]
-    assert all(re.fullmatch(r"skip \S.{9,}|elsewhere \S+|serve|continue|output|file [\w.]+", mark) for mark in marks)
+    assert all(
+        re.fullmatch(r"skip \S.{9,}|elsewhere \S+|serve|run|continue|output|file [\w.]+", mark) for mark in marks
+    )
     assert sum(mark.startswith("skip") for mark in marks) <= MOST_SKIPPED
 
 
@@ -298,15 +322,3 @@ def names_of_tests() -> frozenset[str]:
 def test_tests_that_are_named_exist(page: Page) -> None:
     missing = set(re.findall(r"`(test_\w+)`", page.text)) - names_of_tests()
     assert not missing, f"{page.name} names {missing}"
-
-
-def test_what_survives_what_is_shown_by_tests() -> None:
-    text = (ROOT / "docs/concepts.md").read_text().partition("## What survives what")[2].partition("\n## ")[0]
-    rows = [line for line in text.splitlines() if line.startswith("| ") and not line.startswith("| what happens")]
-    assert len(rows) > 20
-    for row in rows:
-        shown = re.findall(r"\[(`?)([^\]`]+)`?\]\(([^)]+)\)", row.split(" | ")[2])
-        assert shown, f"nothing shows that {row}"
-        for quoted, name, path in shown:
-            source = (ROOT / "docs" / path).read_text()
-            assert not quoted or re.search(rf"^(?:async )?def {name}\(", source, re.MULTILINE), f"{path} has no {name}"

@@ -114,6 +114,11 @@ class Audit:
         return reply
 
 
+@pytest.mark.fault(
+    "Workers",
+    "The script that made a `call(id=…)` is killed with `kill -9`.",
+    "The same script, started again, continues the run and repeats nothing that was finished.",
+)
 @pytest.mark.slow
 async def test_a_long_job_survives_kill_9(loopback: Loopback) -> None:
     loopback.model.rule = Audit(2)

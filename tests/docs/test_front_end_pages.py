@@ -27,10 +27,13 @@ OPTIONS = {"target": "es2022", "module": "nodenext", "strict": True, "skipLibChe
 @pytest.mark.slow
 async def test_the_clients_of_the_pages_approve_and_read_the_answer(engine: Engine, tmp_path: Path) -> None:
     folder = await asyncio.to_thread(install, tmp_path / "programs")
-    for name, page in CLIENTS.items():
-        (program,) = re.findall(f"^{re.escape(MARK)}(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)
-        (folder / f"{name}.ts").write_text(program)
     files = [f"{name}.ts" for name in CLIENTS]
+    for name, page in CLIENTS.items():
+        *opening, program = re.findall(f"^{re.escape(MARK)}(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)
+        (folder / f"{name}.ts").write_text(program)
+        for text in opening:
+            (folder / f"{name}-opening.ts").write_text(f"export {{}};\n{text}")
+            files.append(f"{name}-opening.ts")
     (folder / "tsconfig.json").write_text(json.dumps({"compilerOptions": OPTIONS, "files": files}))
     compiled = await asyncio.to_thread(
         subprocess.run,

@@ -78,7 +78,12 @@ async def asking(engine: Engine, note: str) -> AsyncIterator[tuple[Any, Any, byt
 
         [waiting] = await eventually(find_pending)
         event = ApprovalRequested(
-            context_id=run.id, call_id=waiting.call_id, name="refund", arguments=waiting.arguments, hash=waiting.hash
+            context_id=run.id,
+            call_id=waiting.call_id,
+            name="refund",
+            arguments=waiting.arguments,
+            summary=waiting.summary,
+            hash=waiting.hash,
         )
         task = WebhookTask(webhook_id="w", message_id="msg_1", type=event.type, agent="support")
         yield client, run, build_event_body(event, task, PUBLIC)
@@ -98,7 +103,8 @@ async def test_the_link_of_a_mail_leads_to_the_decision(engine: Engine, mailbox:
         mail, again = mailbox.mails
         assert mail["message-id"] == again["message-id"] == "<msg_1@example.com>"
         assert (mail["to"], mail["bcc"]) == ("ana@example.com, bo@example.com", None)
-        assert mail["subject"] == "support asks for approval: refund"
+        assert mail["subject"].startswith("support asks for approval: refund: amount 3")
+        assert mail["subject"].isprintable()
         text = mail.get_content()
         found = re.search(rf"Decide here: ({PUBLIC}\S+)", text)
         assert found is not None, text

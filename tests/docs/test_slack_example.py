@@ -61,7 +61,12 @@ async def test_an_approval_in_slack(monkeypatch: pytest.MonkeyPatch) -> None:
 
         [waiting] = await eventually(pending)
         event = ApprovalRequested(
-            context_id=run.id, call_id=waiting.call_id, name="refund", arguments={"amount": 3}, hash=waiting.hash
+            context_id=run.id,
+            call_id=waiting.call_id,
+            name="refund",
+            arguments={"amount": 3},
+            summary=waiting.summary,
+            hash=waiting.hash,
         )
         task = WebhookTask(webhook_id="w", message_id="msg_1", type=event.type, agent="support")
         body = build_event_body(event, task, None)
@@ -73,7 +78,8 @@ async def test_an_approval_in_slack(monkeypatch: pytest.MonkeyPatch) -> None:
         assert await post(module, "/perdure", body, headers) == 204
         [posted] = slack.requests
         assert (posted.target, posted.headers["authorization"]) == ("/hook/chat.postMessage", "Bearer xoxb-1")
-        assert "refund" in posted.json["text"]
+        assert waiting.summary in posted.json["text"]
+        assert waiting.summary.startswith("refund: ")
 
         assert await click(module, slack, posted.json, "U1", key="forged") == 401
         assert await click(module, slack, posted.json, "U9") == 200

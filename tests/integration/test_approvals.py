@@ -74,7 +74,7 @@ async def test_calls_wait_until_somebody_decides_and_the_others_of_the_reply_run
         status = await waits(run, 2)
         assert RAN == [("c", 0)]
         first, second = status.approvals
-        assert (status.state, first.name, first.arguments) == ("waiting", "refund", {"order": "a", "amount": 5})
+        assert (status.state, first.tool, first.arguments) == ("waiting", "refund", {"order": "a", "amount": 5})
         with pytest.raises(InvalidInputError, match="2 calls of run"):
             await run.approve()
         decided = await run.approve(first.call_id, by="ana", comment="ok")

@@ -8,7 +8,7 @@ import pytest
 
 from perdure import Agent, Approval, Run, ask, deny, tool
 from perdure.client.inbox import list_pending_calls_of_run
-from perdure.errors import ApprovalDecidedError, InvalidInputError
+from perdure.errors import ApprovalDecidedError, ApprovalForbiddenError, InvalidInputError
 from perdure.testing import ScriptedProvider, call
 from perdure.types.events import ApprovalDecided, ApprovalRevoked
 from perdure.types.interface import Status
@@ -86,7 +86,7 @@ async def test_rules_deny_all_the_same_and_who_asked_is_not_who_approves(engine:
         run = await client.start("support", "Go.", by="bea")
         (first,) = (await waits(run)).approvals
         await run.inject("I ask for more.", by="ana")
-        with pytest.raises(InvalidInputError, match="ana requested what led to"):
+        with pytest.raises(ApprovalForbiddenError, match="ana requested what led to"):
             await run.approve(first.call_id, by="ana", always=True)
         await run.approve(first.call_id, by="cleo", always=True)
         await run.result()

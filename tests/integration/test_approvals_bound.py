@@ -9,7 +9,7 @@ import pytest
 from temporalio.client import WorkflowUpdateFailedError
 
 from perdure import Agent, Approval, Run, allow, ask, callback_tool, deny, hook, remote_tool, tool
-from perdure.errors import ApprovalDecidedError, InvalidInputError
+from perdure.errors import ApprovalDecidedError, ApprovalForbiddenError, InvalidInputError
 from perdure.testing import call, scripted
 from perdure.types.approvals import WaitingCall
 from perdure.types.events import ApprovalRequested
@@ -232,7 +232,7 @@ async def test_the_first_of_many_who_asked_cannot_approve_under_any_spelling() -
         run = await script.client.start("desk", "Grant me that.", by="mallory")
         await waiting(run)
         for name in ("mallory", "Mallory ", "MALLORY", "\uff4dallory", "\tmallory\n", "P0", "  "):
-            with pytest.raises(InvalidInputError):
+            with pytest.raises(ApprovalForbiddenError if name.strip() else InvalidInputError):
                 await run.approve(by=name)
         await run.approve(by="ana")
         assert results((await run.result()).messages) == ["granted"]
@@ -250,7 +250,7 @@ async def test_who_asked_the_run_above_cannot_approve_below() -> None:
 
         await eventually(there, every=0.01)
         (one,) = await script.client.approvals(agent="clerk")
-        with pytest.raises(InvalidInputError, match="requested what led to"):
+        with pytest.raises(ApprovalForbiddenError, match="requested what led to"):
             await one.approve(by="mallory ")
         await one.approve(by="ana")
         await run.result()

@@ -180,7 +180,7 @@ async def test_it_is_told_beside_calls_that_run_and_the_end_of_the_time_comes_to
 
         expires = terms["expires"] == 2.5
         await (eventually(expired, deadline=60) if expires else heard(3))
-        assert [one.name for one in (await run.status()).calls if one.name != "refund"] == ["work"]
+        assert [one.tool for one in (await run.status()).calls if one.tool != "refund"] == ["work"]
         if not expires:
             await run.deny(by="ana")
         over.append(True)

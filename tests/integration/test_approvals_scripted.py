@@ -139,8 +139,8 @@ async def test_what_is_no_decision_is_said_in_a_line_and_what_has_ended_too() ->
         run = await script.client.start(support, "Go.")
         await eventually(lambda: _waits(run))
         wrong: list[tuple[dict[str, Any], str]] = [
-            ({"by": "x" * 300}, r"^by: .*at most 200 characters\n"),
-            ({"comment": "x" * 3000}, r"^comment: .*at most 2000 characters\n"),
+            ({"by": "x" * 300}, r"^by: .*at most 200 characters\.\n"),
+            ({"comment": "x" * 3000}, r"^comment: .*at most 2000 characters\.\n"),
             ({"arguments": [("order", "7")]}, r"^arguments must be an object"),
         ]
         for given, match in wrong:

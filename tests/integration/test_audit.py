@@ -52,14 +52,15 @@ async def test_who_decided_what_and_how_it_was_refused() -> None:
         await run.approve("call_2", hash=second.hash, arguments={"amount": 1}, by="ana")
         assert (await run.result()).content == "Done."
         assert await read_audit(client) == [
+            ("start", None, None),
             ("approve", None, "InvalidInputError"),
             ("deny", "call_1", None),
             ("approve", "call_1", "ApprovalDecidedError"),
             ("approve", "call_2", None),
         ]
         rows = await (await client.store()).list_audit(subject="order-7")
-        assert [row.by for row in rows] == ["ana", "bo", "ana", "ana"]
-        assert {row.auth for row in rows} == {"given"}
+        assert [row.by for row in rows] == ["ana", "bo", "ana", "ana", client.actor]
+        assert {row.auth for row in rows[:-1]} == {"given"}
         assert all(row.origin.endswith(f"/{os.getpid()}") for row in rows)
         assert "too much" not in str(rows), "contents are in the run's events"
 
@@ -83,9 +84,9 @@ async def test_every_request_that_steers_has_its_row() -> None:
         await run.terminate("enough")
         with pytest.raises(PerdureError):
             await run.cancel()
-        verbs = ["pause", "resume", "inject", "send", "revoke", "close", "fork", "interrupt", "terminate", "cancel"]
+        verbs = ["start", "pause", "resume", "inject", "send", "revoke", "close", "fork", "interrupt", "terminate"]
         audited = await read_audit(client)
-        assert [verb for verb, _, _ in audited] == verbs
+        assert [verb for verb, _, _ in audited] == [*verbs, "cancel"]
         assert [verb for verb, _, refused in audited if refused] == ["revoke", "cancel"]
 
 
@@ -99,7 +100,8 @@ async def test_a_client_of_the_systems_user_says_so_and_a_service_says_who_calle
         with audit_caller("token:t-1", "10.0.0.7"):
             await run.deny("call_2", by="ana")
         await run.result()
-        service, own = await (await client.store()).list_audit()
+        service, own, started = await (await client.store()).list_audit()
+        assert (started.verb, started.detail, started.agent) == ("start", "agent support", "support")
         assert (own.by, own.auth) == (os_user, "os-user")
         assert (service.by, service.auth, service.origin) == ("ana", "token:t-1", "10.0.0.7")
         assert own.at <= service.at <= datetime.now(UTC).isoformat(timespec="microseconds")
@@ -114,7 +116,8 @@ async def test_a_request_is_recorded_before_it_is_sent() -> None:
     class DyingStore(MemoryStore):
         async def record_audit(self, row: AuditRow) -> None:
             await super().record_audit(row)
-            raise Dies
+            if row.verb == "deny":
+                raise Dies
 
     async with scripted(support, [WAITING], store=DyingStore()) as kit:
         client = kit.client
@@ -122,7 +125,7 @@ async def test_a_request_is_recorded_before_it_is_sent() -> None:
         await eventually(lambda: has_waits(client))
         with pytest.raises(Dies):
             await run.deny("call_1")
-        assert await read_audit(client) == [("deny", "call_1", None)]
+        assert await read_audit(client) == [("start", None, None), ("deny", "call_1", None)]
         assert len((await run.status()).approvals) == 2
 
 

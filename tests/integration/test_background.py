@@ -141,7 +141,7 @@ async def test_one_is_spoken_to_and_collected_after_continue_as_new(engine: Engi
         await eventually(lambda: _has_continued(run), what="it has continued as new")
         assert await states(run) == {"b1": "running", "b2": "running"}
         calls = (await run.status()).calls
-        assert [(one.name, one.context_id) for one in calls] == [
+        assert [(one.tool, one.context_id) for one in calls] == [
             ("collect_agent", await find_child_id(client, run.id, 1)),
             ("collect_agent", await find_child_id(client, run.id, 2)),
         ]
@@ -156,7 +156,7 @@ async def test_one_is_spoken_to_and_collected_after_continue_as_new(engine: Engi
 
 async def _waits_for(run: Run, count: int) -> bool:
     status = await run.status()
-    return [one.name for one in status.calls] == ["collect_agent"] * count
+    return [one.tool for one in status.calls] == ["collect_agent"] * count
 
 
 @pytest.mark.server

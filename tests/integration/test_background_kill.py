@@ -21,7 +21,7 @@ pytestmark = pytest.mark.server
 
 
 async def collecting(run: Run) -> bool:
-    return [one.name for one in (await run.status()).calls] == ["collect_agent"] * 2
+    return [one.tool for one in (await run.status()).calls] == ["collect_agent"] * 2
 
 
 @pytest.mark.slow

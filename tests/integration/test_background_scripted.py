@@ -49,7 +49,7 @@ class Scene:
 
 
 async def _collects(run: Run) -> bool:
-    return "collect_agent" in [one.name for one in (await run.status()).calls]
+    return "collect_agent" in [one.tool for one in (await run.status()).calls]
 
 
 async def talked(scene: Scene, script: Script) -> list[str]:

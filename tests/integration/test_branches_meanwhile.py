@@ -52,7 +52,7 @@ async def test_status_names_the_branches_that_run(engine: Engine) -> None:
         status = await run.status()
         assert (status.state, status.doing, status.iteration) == ("running", "branches", 1)
         (branch,) = status.calls
-        assert (branch.kind, branch.name, branch.context_id) == (
+        assert (branch.kind, branch.tool, branch.context_id) == (
             "branch",
             "held",
             await find_child_id(client, run.id, 3),

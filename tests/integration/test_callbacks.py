@@ -41,7 +41,7 @@ async def test_a_client_runs_the_call_and_answers_with_its_result(engine: Engine
     async with engine.served(agent([call("show", path="/a"), call("read")], "Done.")) as client:
         run = await client.start("editor", "Go.")
         first, second = await asked(run, 2)
-        assert [(one.kind, one.name, one.arguments) for one in (first, second)] == [
+        assert [(one.kind, one.tool, one.arguments) for one in (first, second)] == [
             ("callback", "show", {"path": "/a"}),
             ("callback", "read", {}),
         ]
@@ -63,7 +63,7 @@ async def test_arguments_that_do_not_fit_are_the_models_to_mend(engine: Engine) 
     async with engine.served(agent([call("show", line=2), call("read", x=1)], "Done.")) as client:
         run = await client.start("editor", "Go.")
         (one,) = await asked(run)
-        assert one.name == "read"
+        assert one.tool == "read"
         await run.answer(value=None)
         await run.result()
         wrong, null = await told(run)

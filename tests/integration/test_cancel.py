@@ -38,6 +38,11 @@ async def ended(client: Client, run: Run) -> Sequence[Message]:
     return messages
 
 
+@pytest.mark.fault(
+    "Clients",
+    "A client cancels the run.",
+    "What is finished is kept. Every tool call has a result, which says so if the call was stopped.",
+)
 @pytest.mark.server
 async def test_an_async_tool_is_stopped(engine: Engine) -> None:
     gate, cleaned = Gate(), threading.Event()
@@ -74,9 +79,10 @@ async def test_an_async_tool_is_stopped(engine: Engine) -> None:
 
 
 async def _waits_for(run: Run, names: list[str]) -> bool:
-    return [child.name for child in (await run.status()).calls] == names
+    return [child.tool for child in (await run.status()).calls] == names
 
 
+@pytest.mark.fault("Clients", "A client cancels the run.")
 async def test_a_tool_that_finishes_all_the_same_keeps_its_result(engine: Engine) -> None:
     entered, asked = threading.Event(), threading.Event()
 

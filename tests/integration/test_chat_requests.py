@@ -57,7 +57,7 @@ async def test_a_chat_decides_calls_of_its_run_and_of_subagents(engine: Engine) 
 
         async def all_wait() -> bool:
             _, waiting, _ = await session.read_requests(live.asking_runs)
-            found.update({f"{one.run_id} {one.call.name}": one for one in waiting})
+            found.update({f"{one.run_id} {one.call.tool}": one for one in waiting})
             return len(found) == 3
 
         await eventually(all_wait)

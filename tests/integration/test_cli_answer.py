@@ -30,7 +30,7 @@ async def test_what_is_asked_is_listed_and_answered(engine: Engine, monkeypatch:
     agent = Agent(f"desk-{engine.task_queue}", ScriptedProvider([calls, "Done."]), tools=[pay, read, look])
     async with engine.served(agent) as client:
         run = await client.start(agent, "Go.")
-        waits = {one.name: one.call_id for one in await asked(run, 4)}
+        waits = {one.tool: one.call_id for one in await asked(run, 4)}
         listed = (await cli("approvals", "--agent", agent.name)).out
         assert "    question: How much?\n" in listed
         assert '    form: {"type": "number"}\n' in listed

@@ -38,7 +38,7 @@ async def test_what_waits_is_listed_approved_and_denied(engine: Engine, monkeypa
         whole = (await cli("approvals", "--agent", agent.name, "--full")).out
         assert "    user    Pay them back.\n    [1]     → refund(" in whole
         plain = json.loads((await cli("approvals", "--agent", agent.name, "--json")).out)
-        assert [(one["call"], one["tool"], one["arguments"]["order"]) for one in plain] == [
+        assert [(one["call_id"], one["tool"], one["arguments"]["order"]) for one in plain] == [
             (first, "refund", "a"),
             (second, "refund", "b"),
         ]

@@ -193,7 +193,7 @@ async def test_calls_are_decided_and_questions_answered_in_place(sit: Sit, cli: 
     await chat.until("(1 of 3)")
     for order in "abc":
         await chat.until(f'? refund(order="{order}")')
-    first, second, third = [one["call"] for one in (await cli("approvals", "--json")).json if one["run"] == id]
+    first, second, third = [one["call_id"] for one in (await cli("approvals", "--json")).json if one["run_id"] == id]
     chat.type("y" + ENTER)
     await chat.until(f"(refund ({first}): approved by ana at ")
     await chat.until("(1 of 2)")

@@ -168,7 +168,7 @@ async def test_a_worker_serves_a_folder(cli: Cli, agents: Path) -> None:
 
 async def test_dev_serves_a_folder_and_reloads_the_code(cli: Cli, agents: Path) -> None:
     dev = await cli.spawn("dev", "agents.py", "--agents", "agents")
-    await dev.until("no agents yet; watching")
+    await dev.until("no agents yet; watching 1 file")
     (agents / "other.json").write_text(json.dumps({"model": "script:m", "instructions": "Other"}))
     await dev.until("serving: other (other.json)")
     (cli.folder / "agents.py").write_text(CODE.replace("{request.system}", "now {request.system}"))

@@ -203,7 +203,7 @@ async def test_decisions_say_that_no_worker_answers(
         assert f"perdure worker FILE --task-queue {engine.task_queue}" in done.err
     client = await engine.client()
     async with serve(client) as service, service.connect() as http:
-        decision = {"session": run.id, "call_id": pending.call_id, "hash": pending.hash, "decision": "deny"}
+        decision = {"run_id": run.id, "call_id": pending.call_id, "hash": pending.hash, "decision": "deny"}
         answer = await http.post("/approvals:decide", json={"decisions": [decision]})
         [result] = answer.json()["results"]
         assert (result["problem"]["status"], result["problem"]["error"]) == (503, "NoWorkerError")

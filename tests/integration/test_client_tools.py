@@ -33,7 +33,7 @@ async def test_a_declared_tool_is_called_answered_and_gone_with_the_next_turn(en
         turn = await client.send(guide, "Go.", id="talk", client_tools=[open_page])
         run = client.run("talk")
         (one,) = await asked(run)
-        assert (one.kind, one.name, one.arguments, one.expires) == ("callback", "open_page", {"path": "/a"}, None)
+        assert (one.kind, one.tool, one.arguments, one.expires) == ("callback", "open_page", {"path": "/a"}, None)
         await run.answer(one.call_id, {"title": "A"}, by="browser")
         assert (await turn.result()).content == "Opened."
         await (await client.send("guide", "Again.", id="talk")).result()

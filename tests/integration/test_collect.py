@@ -98,6 +98,11 @@ PAYS = [call("pay", n="1"), call("pay", n="2")]
 CHARGES = [call("charge", n="1")]
 
 
+@pytest.mark.fault(
+    "Workers",
+    "A worker is lost in a model call or a tool, and a client interrupts, cancels or closes the run "
+    "before another worker takes it.",
+)
 @pytest.mark.parametrize(
     ("replied", "point", "count", "told", "paid"),
     [
@@ -153,6 +158,11 @@ async def test_an_answer_that_is_recorded_ends_the_turn(engine: Engine) -> None:
     assert (response.content, response.finish_reason) == ("All is paid.", "stop")
 
 
+@pytest.mark.fault(
+    "Models and tools",
+    "A run fails, or pauses, after something was paid or done in the same step.",
+    "The run keeps that, also if messages, an interrupt or a cancellation come before it is resumed.",
+)
 async def test_a_failure_keeps_what_is_recorded(engine: Engine) -> None:
     """The worker itself gives up behind a payment: the run fails, and its transcript has the payment."""
     till = Till(*PAYS)
@@ -220,6 +230,7 @@ def damaged_reply(engine: Engine) -> Iterator[None]:
     faults.sql(engine.store_path, damage.format("x'7b'"))
 
 
+@pytest.mark.fault("Models and tools", "A run fails, or pauses, after something was paid or done in the same step.")
 @pytest.mark.parametrize("stopped", ["not", "by an interrupt", "by a cancellation"])
 async def test_what_cannot_be_read_pauses_the_run(engine: Engine, stopped: str) -> None:
     """The run waits for the repair, whatever comes; the interrupt is taken back. Its message changes what the next

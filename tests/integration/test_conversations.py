@@ -51,6 +51,7 @@ async def test_a_conversation_of_several_turns(engine: Engine) -> None:
         assert (await two.result()).content == "two (2)"
 
 
+@pytest.mark.fault("Clients", "A message is delivered twice.", "It counts once.")
 async def test_the_same_message_twice_counts_once(engine: Engine) -> None:
     async with engine.served(talker()) as client:
         chat = "u-2" + engine.task_queue
@@ -64,6 +65,9 @@ async def test_the_same_message_twice_counts_once(engine: Engine) -> None:
         assert (await again.run.status()).state == "completed", "no execution was opened for it"
 
 
+@pytest.mark.fault(
+    "Clients", "Several senders open, close and send at once.", "There is one conversation, and no message is lost."
+)
 @pytest.mark.server
 async def test_racing_senders_open_one_conversation(engine: Engine) -> None:
     async with engine.served(talker()) as client:
@@ -78,6 +82,9 @@ async def test_racing_senders_open_one_conversation(engine: Engine) -> None:
         assert sorted(heard) == sorted(f"m{n}" for n in range(10))
 
 
+@pytest.mark.fault(
+    "Clients", "A session closes, by `close` or its idle timeout.", "The next message continues the conversation."
+)
 async def test_a_message_to_a_closed_conversation_goes_on_from_its_end(engine: Engine) -> None:
     async with engine.served(talker()) as client:
         one = await client.send("talker", "one", id="u-4" + engine.task_queue)
@@ -94,6 +101,7 @@ async def test_a_message_to_a_closed_conversation_goes_on_from_its_end(engine: E
         assert (await three.run.status()).mode == "session"
 
 
+@pytest.mark.fault("Clients", "Several senders open, close and send at once.")
 @pytest.mark.server
 async def test_senders_and_closers_at_once_lose_nothing(engine: Engine) -> None:
     """The conversation is closed again and again under the messages that are on their way to it."""
@@ -122,6 +130,7 @@ async def test_senders_and_closers_at_once_lose_nothing(engine: Engine) -> None:
         assert users(await client.run(chat).transcript()) == [f"m{n}" for n in range(6)]
 
 
+@pytest.mark.fault("Clients", "A session closes, by `close` or its idle timeout.")
 async def test_an_idle_conversation_closes(engine: Engine) -> None:
     async with engine.served(talker()) as client:
         turn = await client.send("talker", "hi", id="u-6" + engine.task_queue, idle_timeout=0.2)
@@ -131,6 +140,7 @@ async def test_an_idle_conversation_closes(engine: Engine) -> None:
         assert rows[turn.run.id] == "completed"
 
 
+@pytest.mark.fault("Clients", "A run fails, is cancelled or terminated.")
 async def test_a_failed_turn_raises_and_the_next_message_goes_on(engine: Engine) -> None:
     replies = [AuthenticationError("wrong key"), "Hello."]
     async with engine.served(talker(replies)) as client:
@@ -145,6 +155,9 @@ async def test_a_failed_turn_raises_and_the_next_message_goes_on(engine: Engine)
             await failed.result()
 
 
+@pytest.mark.fault(
+    "Clients", "A run fails, is cancelled or terminated.", "`resume` or the next message continues from its last word."
+)
 async def test_a_failed_run_is_resumed_from_its_head(engine: Engine) -> None:
     @tool
     async def look() -> str:
@@ -165,6 +178,7 @@ async def test_a_failed_run_is_resumed_from_its_head(engine: Engine) -> None:
             await run.resume()
 
 
+@pytest.mark.fault("Clients", "A run fails, is cancelled or terminated.")
 @pytest.mark.server
 async def test_a_cancelled_and_a_terminated_run_are_resumed(engine: Engine) -> None:
     gate = Gate()

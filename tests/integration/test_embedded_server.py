@@ -319,7 +319,7 @@ async def test_the_embedded_server_is_the_last_choice(home: Home, monkeypatch: p
 async def test_the_commands(home: Home) -> None:
     missing = await perdure("server", "status")
     assert (missing.code, missing.out) == (4, "")
-    assert missing.err.startswith("error: no embedded server runs\nhint: ")
+    assert missing.err.startswith("error: no embedded server runs.\nhint: ")
     assert (await perdure("env")).code == 4
     assert (await perdure("server", "nonsense")).code == 2
 

@@ -127,7 +127,7 @@ async def test_a_client_without_a_store_can_send_what_needs_none(engine: Engine)
         far = File.at("https://example.com/a.png", name="far.png")
         run = await client.start("looker", ["What is it?", far])
         assert (await run.result()).content == "far.png:0"
-        with pytest.raises(InvalidInputError, match=r"this client has none\n.*store_url.*File.at"):
+        with pytest.raises(InvalidInputError, match=r"this client has none\.\n.*store_url.*File.at"):
             await client.start("looker", [CAT])
         with pytest.raises(TranscriptUnavailableError):
             await run.file(FilePart.model_validate({"media_type": "image/png", "blob": {"hash": "0" * 64, "size": 1}}))

@@ -13,6 +13,11 @@ from perdure.testing import ScriptedProvider
 from tests.support.engine import Engine
 
 
+@pytest.mark.fault(
+    "Borders",
+    "A plain Temporal client starts a run over the row of another tenant, user or root, or of a deleted run.",
+    "The run fails. It reads and writes nothing of that row.",
+)
 @pytest.mark.parametrize(
     ("labels", "resume"),
     [
@@ -43,6 +48,9 @@ async def test_a_start_over_the_row_of_another(engine: Engine, labels: dict[str,
     assert len(asked) == 1
 
 
+@pytest.mark.fault(
+    "Borders", "A plain Temporal client starts a run over the row of another tenant, user or root, or of a deleted run."
+)
 @pytest.mark.parametrize("resume", [False, True])
 async def test_a_message_after_the_deletion_brings_nothing_back(engine: Engine, resume: bool) -> None:
     agent = Agent("support", ScriptedProvider(lambda _: "heard"))

@@ -442,9 +442,13 @@ async def test_abort_of_one_call_lets_those_under_way_end(engine: Engine, inline
             await run.result()
         said = results(await run.transcript())
     if inline:  # it ran before the other began: nothing else begins
-        assert said == ["not run: the run was aborted", "AbortError: enough\nAsk less.", "not run: the run was aborted"]
+        assert said == [
+            "not run: the run was aborted",
+            "AbortError: enough.\nAsk less.",
+            "not run: the run was aborted",
+        ]
     else:
-        assert said == ["slowly", "AbortError: enough\nAsk less."]
+        assert said == ["slowly", "AbortError: enough.\nAsk less."]
 
 
 async def test_what_hooks_write_into_memory_is_kept_whatever_the_tool_comes_to(engine: Engine) -> None:

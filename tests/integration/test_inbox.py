@@ -107,7 +107,7 @@ async def in_memo(run: Run, count: int) -> list[str]:
 
     async def there() -> list[str]:
         found = await read_pending_memo(await run.handle.describe()) or ()
-        return [one.name for one in found] if len(found) == count else []
+        return [one.tool for one in found] if len(found) == count else []
 
     return await eventually(there, what=f"{count} in the memo")
 
@@ -137,7 +137,7 @@ async def test_the_inbox_needs_no_worker(engine: Engine) -> None:
     assert by_tool["pay"].question == "Which account?"
     assert by_tool["pay"].form is not None
     for one in status.approvals:
-        shown = by_tool[one.name]
+        shown = by_tool[one.tool]
         assert (shown.run_id, shown.agent, shown.call_id) == (run.id, desk.name, one.call_id)
         assert (shown.hash, shown.form, shown.arguments) == (one.hash, one.form, one.arguments)
         times = [moment.isoformat() if moment else None for moment in (shown.since, shown.expires)]

@@ -69,6 +69,12 @@ async def begun(client: Client, desk: Desk, count: int = 1, **options: Any) -> R
     return run
 
 
+@pytest.mark.fault(
+    "Clients",
+    "A client interrupts the turn.",
+    "Calls that were finished keep their results; the others say that they were stopped. The turn "
+    "continues with the message, or ends.",
+)
 async def test_an_interrupt_with_a_message_goes_on_with_it(engine: Engine) -> None:
     desk = Desk()
     replies = [[call("quick"), call("hang"), call("plain")], lambda r: f"You said {users(r.messages)[-1]}"]
@@ -95,6 +101,7 @@ async def _waits_for(run: Run, calls: int) -> bool:
     return len((await run.status()).calls) == calls
 
 
+@pytest.mark.fault("Clients", "A client interrupts the turn.")
 async def test_an_interrupt_without_a_message_ends_the_turn(engine: Engine) -> None:
     desk = Desk()
     replies = [[call("quick"), call("hang")], lambda r: f"You said {users(r.messages)[-1]}"]

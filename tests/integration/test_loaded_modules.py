@@ -88,8 +88,8 @@ def run_python(code: str) -> Any:
 @pytest.mark.parametrize(
     ("code", "without", "most"),
     [
-        (PROGRAM, NOT_FOR_A_PROGRAM, 82),
-        ("from perdure import Client", (*NOT_FOR_A_PROGRAM, *NOT_FOR_A_CLIENT), 56),
+        (PROGRAM, NOT_FOR_A_PROGRAM, 83),
+        ("from perdure import Client", (*NOT_FOR_A_PROGRAM, *NOT_FOR_A_CLIENT), 57),
     ],
     ids=["program", "client"],
 )
@@ -174,16 +174,16 @@ async def test_a_store_that_exists_is_opened_without_alembic(tmp_path: Path) -> 
 WITHOUT_DRIVER = """
 import sys
 sys.modules["asyncpg"] = None
-from perdure.errors import StoreLocationError
+from perdure.errors import MissingExtraError
 from perdure.store import open_store
 try:
     open_store("postgresql://ana:secret@db/perdure")
-except StoreLocationError as error:
+except MissingExtraError as error:
     print(error.message, error.hint)
 """
 
 
 def test_without_the_driver_the_extra_is_named() -> None:
     said = subprocess.check_output([sys.executable, "-c", WITHOUT_DRIVER], text=True)
-    assert "needs the package asyncpg" in said
-    assert 'pip install "perdure[postgres]"' in said
+    assert "a store in PostgreSQL needs the extra 'postgres'" in said
+    assert "missing: asyncpg" in said

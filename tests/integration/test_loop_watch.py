@@ -21,6 +21,7 @@ from perdure.testing import ScriptedProvider
 from tests.support.engine import Engine
 
 
+@pytest.mark.fault("Borders", "A text has 30,000 letters, or tables of thousands of cells.")
 @pytest.mark.server
 # The SDK warns of the cancellation of an attempt that was lost, which it has ended meanwhile.
 @pytest.mark.filterwarnings("ignore:Cannot find activity to cancel:UserWarning")

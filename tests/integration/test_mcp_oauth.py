@@ -169,7 +169,7 @@ async def test_each_user_has_a_grant_and_a_run_without_a_user_is_told_so(engine:
     async with engine.served(Agent("host", provider, toolsets=[server])) as client:
         nobody = await (await client.start("host", "Go.")).result()
         assert results(nobody.messages) == [
-            "NoUserError: MCP server 'crm' is used with the grant of the run's user, and this run has no user\n"
+            "NoUserError: MCP server 'crm' is used with the grant of the run's user, and this run has no user.\n"
             "Start the run with user=…, or let all runs share a grant: OAuth(per_user=False)."
         ]
         for name in ("ana", "bo"):

@@ -111,6 +111,11 @@ KILLED_AT = [
 ]
 
 
+@pytest.mark.fault(
+    "Workers",
+    "A worker is killed between a tool's act and its record.",
+    "What the tool wrote to memory is there once, or not at all.",
+)
 @pytest.mark.server
 async def test_a_worker_killed_between_the_act_and_its_record_counts_once(engine: Engine) -> None:
     """And what a tool has kept whose outcome is unknown does not count."""

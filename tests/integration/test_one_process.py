@@ -187,6 +187,9 @@ def is_private(queue: str) -> bool:
     return get_shared_task_queue(queue) != queue
 
 
+@pytest.mark.fault(
+    "Workers", "The program that made a `call(id=…)` ends.", "The same call, made again, continues the run."
+)
 async def test_a_call_that_was_killed_is_attached_to_again(here: Engine) -> None:
     run_id = f"killed-{uuid.uuid4().hex[:8]}"
     gate = Gate()

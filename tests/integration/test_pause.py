@@ -74,6 +74,7 @@ async def recorded_state(run: Run) -> tuple[str, str]:
     return row.status, (await run_events(run))[-1][0]
 
 
+@pytest.mark.fault("Clients", "A client pauses the run.")
 async def test_what_is_in_flight_ends_and_what_comes_waits_for_resume(engine: Engine) -> None:
     gate = Gate()
     async with engine.served(holder(gate)) as client:
@@ -195,7 +196,7 @@ async def test_a_call_that_is_approved_beside_others_does_not_join_them(engine: 
         await run.pause()
         await run.approve(by="kim")
         gate.open()
-        assert [one.name for one in (await paused(run)).calls] == ["pay"]
+        assert [one.tool for one in (await paused(run)).calls] == ["pay"]
         assert not ran
         await run.resume()
         response = await run.result()
@@ -439,6 +440,12 @@ async def test_a_limit_is_raised_while_the_run_is_paused(engine: Engine) -> None
         assert (await run.result()).content == "You said One.."
 
 
+@pytest.mark.fault(
+    "Clients",
+    "A client pauses the run.",
+    "What is in flight ends. Messages and decisions are kept until `resume`, whatever becomes of "
+    "workers and executions meanwhile.",
+)
 @pytest.mark.server
 async def test_a_pause_outlives_its_workers_and_executions(engine: Engine) -> None:
     agent = Agent("clerk", ScriptedProvider(echo))

@@ -85,12 +85,12 @@ async def test_a_tool_asks_and_goes_on_with_the_answer(engine: Engine) -> None:
         (one,) = await asked(run)
         status = await run.status()
         assert (status.state, status.doing) == ("waiting", "answer")
-        assert (one.kind, one.name, one.arguments) == ("question", "pay", {"who": "bo"})
+        assert (one.kind, one.tool, one.arguments) == ("question", "pay", {"who": "bo"})
         assert one.question == "Which account, and how much?"
         assert one.form is not None
         assert set(one.form["properties"]) == {"account", "amount"}
         answered = await run.answer(one.call_id, Transfer(account="savings", amount=3), by="ana")
-        assert (answered.state, answered.by, answered.name) == ("answered", "ana", "pay")
+        assert (answered.state, answered.by, answered.tool) == ("answered", "ana", "pay")
         assert (await run.result()).content == "Done."
         assert await told(run) == ["paid bo 3 of savings"]
         (first, key), (second, again) = RAN
@@ -168,7 +168,7 @@ async def test_of_two_who_answer_at_once_one_is_told_who_was_quicker(engine: Eng
 async def test_what_is_no_answer_is_refused_without_a_trace(engine: Engine) -> None:
     async with engine.served(agent([call("pay", who="bo"), call("choose")], "Done.", approvals=[])) as client:
         run = await client.start("clerk", "Go.")
-        ids = {one.name: one.call_id for one in await asked(run, 2)}
+        ids = {one.tool: one.call_id for one in await asked(run, 2)}
         before = (await run.describe()).history_length
         wrong: list[Any] = [
             None,
@@ -212,7 +212,7 @@ async def test_whoever_will_not_answer_says_why(engine: Engine) -> None:
     one = agent([call("pay", who="bo"), call("ask", twice=True)], "Done.", tools=[pay, ask])
     async with engine.served(one) as client:
         run = await client.start("clerk", "Go.")
-        ids = {one.name: one.call_id for one in await asked(run, 2)}
+        ids = {one.tool: one.call_id for one in await asked(run, 2)}
         await run.answer(ids["pay"], error="too much", by="ana")
         await run.answer(ids["ask"], error="no time", by="bea")
         await asked(run, question="Really not?")

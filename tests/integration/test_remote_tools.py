@@ -132,7 +132,7 @@ async def test_a_run_that_is_stopped_does_not_wait_for_it(engine: Engine) -> Non
         interrupted, cancelled = [await client.start("slow", "Go.") for _ in range(2)]
         await eventually(lambda: gate.entered == 2, what="both calls")
         (at,) = (await interrupted.status()).calls
-        assert (at.name, at.kind) == ("slow", "remote")
+        assert (at.tool, at.kind) == ("slow", "remote")
         await interrupted.interrupt("Enough.")
         assert (await interrupted.result()).content.startswith("Interrupted")
         await cancelled.cancel()

@@ -10,7 +10,7 @@ from temporalio import workflow
 
 from perdure import Agent, Approval, Client, Run, Step, ToolContext, background, callback_tool, hook, tool
 from perdure.client.inbox import PendingCall
-from perdure.errors import InvalidInputError
+from perdure.errors import ApprovalForbiddenError
 from perdure.ports.model import ModelRequest
 from perdure.testing import call, scripted
 from perdure.types.messages import Message
@@ -61,7 +61,7 @@ async def check_requesters(client: Client, *requesters: str, approver: str = "zo
     """The call of ``close_account`` waits, and ``requesters`` cannot approve it, but ``approver`` can."""
     waiting = await find_waiting(client, "close_account")
     for name in requesters:
-        with pytest.raises(InvalidInputError, match=f"{name} requested what led to"):
+        with pytest.raises(ApprovalForbiddenError, match=f"{name} requested what led to"):
             await waiting.approve(by=name)
     await waiting.approve(by=approver)
 
@@ -117,7 +117,7 @@ async def test_who_approves_a_separate_call_cannot_change_it_too() -> None:
     async with scripted(agent, [CLOSE, "Done."]) as script:
         run = await script.client.start("desk", "Close bob's.", by="sam")
         waiting = await find_waiting(script.client, "close_account")
-        with pytest.raises(InvalidInputError, match=r"arguments: .* an approver other than its requester"):
+        with pytest.raises(ApprovalForbiddenError, match=r"arguments: .* an approver other than its requester"):
             await waiting.approve(arguments={"user": "eve"}, by="alice")
         await waiting.approve(arguments={"user": "bob"}, by="alice")
         assert results((await run.result()).messages) == ["closed bob"]

@@ -161,6 +161,7 @@ async def test_the_first_call_may_fail_for_good(engine: Engine) -> None:
         assert users(await run.transcript()) == ["hello?"]
 
 
+@pytest.mark.fault("Models and tools", "The model's API fails for now.", "The call is tried again until it answers.")
 async def test_a_retryable_failure_is_retried(engine: Engine) -> None:
     from perdure.errors import RateLimitError
 

@@ -65,7 +65,7 @@ async def test_a_message_during_a_tool_call_stands_behind_its_result(engine: Eng
         run = await client.start("holder", "Go.")
         await eventually(lambda: gate.entered)
         status = await in_state(run, doing="tools")
-        assert [(child.name, child.kind) for child in status.calls] == [("hold", "activity")]
+        assert [(child.tool, child.kind) for child in status.calls] == [("hold", "activity")]
         await run.inject("Hurry.")
         await in_state(run, queued=1)
         gate.open()
@@ -88,6 +88,11 @@ async def test_messages_before_the_first_task_keep_their_order(engine: Engine) -
     assert response.calls == 1
 
 
+@pytest.mark.fault(
+    "Clients",
+    "A client sends a signal that cannot be read.",
+    "The signal is refused, `status` says so, and the run continues.",
+)
 async def test_what_cannot_be_understood_is_kept_for_the_status(engine: Engine) -> None:
     gate = Gate()
 

@@ -8,7 +8,7 @@ import pytest
 
 from perdure import Agent, Approval, Client, Run, Step, allow, ask, background, deny, hook, tool
 from perdure.client.inbox import PendingCall
-from perdure.errors import InvalidInputError
+from perdure.errors import ApprovalForbiddenError
 from perdure.testing import ScriptedProvider, call, scripted
 from tests.support.checks import assert_closed, results
 from tests.support.children import find_child_id
@@ -99,7 +99,7 @@ async def test_what_an_agent_has_asked_for_waits_below_it_too_on_the_strictest_t
             "remover",
             True,
         )
-        with pytest.raises(InvalidInputError, match="ana requested what led to"):
+        with pytest.raises(ApprovalForbiddenError, match="ana requested what led to"):
             await one.approve(by="ana")
         await one.approve(by="bea")
         await run.result()
@@ -144,7 +144,7 @@ async def test_whoever_asked_for_it_cannot_approve_what_a_subagent_does(engine: 
         for boss in bosses:
             run = await client.start(boss, "Go.", by="ana")
             one = await waiting(client, run)
-            with pytest.raises(InvalidInputError, match="ana requested what led to"):
+            with pytest.raises(ApprovalForbiddenError, match="ana requested what led to"):
                 await one.approve(by="ana")
             assert RAN == []
             await one.approve(by="bea")

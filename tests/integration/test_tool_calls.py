@@ -120,6 +120,7 @@ async def test_missing_and_repeated_call_ids_are_mended(engine: Engine) -> None:
     assert_closed(response.messages)
 
 
+@pytest.mark.fault("Models and tools", "A tool raises.", "The model is told, and the tool is not run again.")
 async def test_an_exception_is_a_result_and_is_not_retried(engine: Engine) -> None:
     attempts: list[int] = []
 

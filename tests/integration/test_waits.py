@@ -188,7 +188,7 @@ async def test_a_cancelled_run_waits_for_nothing() -> None:
 async def test_a_standing_approval_ends_the_other_waits_of_its_tool() -> None:
     async with scripted(clerk, [THREE]) as kit:
         run = await start_waiting(kit.client)
-        first = next(one for one in (await run.status()).approvals if one.name == "refund")
+        first = next(one for one in (await run.status()).approvals if one.tool == "refund")
         await run.approve(first.call_id, hash=first.hash, always=True, by="ana")
 
         async def has_question() -> bool:
@@ -213,7 +213,7 @@ async def _is_paused(run: Run) -> bool:
 async def test_a_decision_removes_its_row_although_its_event_waits_for_the_other_calls() -> None:
     async with scripted(clerk, [THREE]) as kit:
         run = await start_waiting(kit.client)
-        first, second = (one for one in (await run.status()).approvals if one.name == "refund")
+        first, second = (one for one in (await run.status()).approvals if one.tool == "refund")
         await run.deny(first.call_id, by="ana")
         await run.approve(second.call_id, hash=second.hash, arguments={"amount": 1}, by="ana")
         left = [one for one in await read_waits(kit.client) if one[2] == "approval"]

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from temporalio import activity
 from temporalio.client import WorkflowExecutionStatus
+from temporalio.exceptions import ApplicationError
 
 from perdure import Agent, Client, Run, tool
 from perdure.client.webhook_subscriptions import build_delivery_id
@@ -76,7 +77,7 @@ async def test_an_approval_reaches_its_endpoint(engine: Engine, endpoint: Endpoi
         await eventually(lambda: "approval.requested" in endpoint.types)
         [asked] = [one for one in endpoint.requests if one.json["type"] == "approval.requested"]
         data = asked.json["data"]
-        assert (data["context_id"], data["agent"], data["tenant"], data["user"]) == (
+        assert (data["run_id"], data["agent"], data["tenant"], data["user"]) == (
             run.id,
             "support",
             "acme",
@@ -142,7 +143,7 @@ async def test_a_subscription_chooses(engine: Engine, endpoint: Endpoint) -> Non
         for agent, name, tenant in (("support", one, "acme"), ("sales", two, None), ("support", three, "zoo")):
             await (await client.start(agent, "Go.", id=name, tenant=tenant)).result()
         await eventually(lambda: len(endpoint.requests) == 6)
-        got = {(got.target.rpartition("/")[2], got.json["data"]["context_id"]) for got in endpoint.requests}
+        got = {(got.target.rpartition("/")[2], got.json["data"]["run_id"]) for got in endpoint.requests}
         assert got == {("0", two), ("1", one), ("2", three), *(("all", name) for name in (one, two, three))}
         page = await client.webhooks.list(limit=3)
         rest = await client.webhooks.list(limit=3, after=page.cursor)
@@ -258,7 +259,7 @@ async def test_gone_disables_and_pending_deliveries_stop(engine: Engine, endpoin
         last = await client.start("support", "Go.")
         await last.result()
         await eventually(lambda: "run.completed" in endpoint.types)
-        assert {one.json["data"].get("context_id", "") for one in endpoint.requests[1:]} == {last.id}
+        assert {one.json["data"].get("run_id", "") for one in endpoint.requests[1:]} == {last.id}
 
 
 async def test_rotation_signs_with_both(engine: Engine, endpoint: Endpoint, monkeypatch) -> None:
@@ -329,7 +330,7 @@ async def test_many_events_at_once(engine: Engine, endpoint: Endpoint) -> None:
         for name in names:
             await store.append(EventBatch(name, [NewEvent(RunEvent(state="idle", at="2026-01-01T00:00:00Z"))]))
         await eventually(lambda: len(endpoint.requests) >= len(names), deadline=120)
-        assert sorted(one.json["data"]["context_id"] for one in endpoint.requests) == sorted(names)
+        assert sorted(one.json["data"]["run_id"] for one in endpoint.requests) == sorted(names)
         assert len({one.id for one in endpoint.requests}) == len(names)
 
 
@@ -353,7 +354,7 @@ async def test_two_dispatchers_start_one_delivery(engine: Engine, endpoint: Endp
         await store.append(EventBatch("d", [NewEvent(RunEvent(state="idle"))]))
         assert await second.dispatch() == 1
         await eventually(lambda: len(endpoint.requests) == 2)
-        assert [one.json["data"]["context_id"] for one in endpoint.requests] == ["c", "d"]
+        assert [one.json["data"]["run_id"] for one in endpoint.requests] == ["c", "d"]
 
 
 async def _delete_nothing(*_: Any) -> int:
@@ -416,9 +417,38 @@ async def test_five_days_of_failures_disable(engine: Engine, endpoint: Endpoint)
     assert len(endpoint.requests) == 3
 
 
-async def test_a_host_that_moves_to_a_private_address_is_not_called(
+async def test_what_may_be_reached_is_kept_with_the_endpoint_and_the_same_for_all_workers(
     engine: Engine, endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    client = await engine.client()
+    store = await client.store(create=True)
+    monkeypatch.setenv("PERDURE_WEBHOOK_ALLOW", "127.0.0.0/8, elsewhere.example")
+    webhook = await client.webhooks.create(endpoint.url)
+    assert webhook.allowed == ("127.0.0.0/8",)
+    monkeypatch.delenv("PERDURE_WEBHOOK_ALLOW")  # as of another worker
+    await run_attempt(store, {"webhook_id": webhook.id, "message_id": "msg_1", "type": "ping"})
+    assert len(endpoint.requests) == 1
+    with pytest.raises(InvalidInputError, match="not public") as refused:
+        await client.webhooks.update(webhook.id, url=f"{endpoint.url}/other")
+    assert "PERDURE_WEBHOOK_ALLOW" in str(refused.value.hint)
+    assert (await client.webhooks.get(webhook.id)).url == endpoint.url
+
+
+async def test_an_endpoint_that_may_not_be_reached_fails_once(engine: Engine, endpoint: Endpoint) -> None:
+    client = await engine.client()
+    store = await client.store(create=True)
+    webhook = await client.webhooks.create(endpoint.url)
+    row = await store.get_webhook(webhook.id)
+    assert row
+    assert await store.update_webhook(replace(row, allowed="", updated_at="x"), row.updated_at)
+    with pytest.raises(ApplicationError, match="which is not public") as failed:
+        await run_attempt(store, {"webhook_id": webhook.id, "message_id": "msg_1", "type": "ping"})
+    assert (failed.value.non_retryable, failed.value.next_retry_delay) == (True, None)
+    [attempt] = (await client.webhooks.deliveries(webhook.id)).deliveries
+    assert (attempt.state, attempt.next_at, endpoint.requests) == ("failed", None, [])
+
+
+async def test_a_host_that_moves_to_a_private_address_is_not_called(engine: Engine, endpoint: Endpoint) -> None:
     """The name is resolved once for an attempt, and the connection goes to the address that was checked."""
     client = await engine.client()
     store = await client.store(create=True)
@@ -426,7 +456,8 @@ async def test_a_host_that_moves_to_a_private_address_is_not_called(
     row = await store.get_webhook(webhook.id)
     assert row
     port = endpoint.url.split(":")[2].split("/")[0]
-    moved = replace(row, url=f"https://rebind.example:{port}/", updated_at="x")
+    assert row.allowed == "127.0.0.1/32"
+    moved = replace(row, url=f"https://rebind.example:{port}/", allowed="", updated_at="x")
     assert await store.update_webhook(moved, row.updated_at)
     asked: list[str] = []
 
@@ -434,13 +465,11 @@ async def test_a_host_that_moves_to_a_private_address_is_not_called(
         asked.append(host)
         return ["93.184.216.34"] if len(asked) > 1 else ["127.0.0.1"]
 
-    monkeypatch.setenv("PERDURE_WEBHOOK_ALLOW", "")
     task = {"webhook_id": webhook.id, "message_id": "msg_1", "type": "ping"}
     with pytest.raises(Exception, match=r"rebind.example has the address 127\.0\.0\.1, which is not public"):
         await run_attempt(store, task, resolve=rebinding)
     assert (asked, endpoint.requests) == (["rebind.example"], [])
-    monkeypatch.setenv("PERDURE_WEBHOOK_ALLOW", "rebind.example")
-    plain = replace(moved, url=f"http://rebind.example:{port}/x", updated_at="y")
+    plain = replace(moved, url=f"http://rebind.example:{port}/x", allowed="rebind.example", updated_at="y")
     assert await store.update_webhook(plain, "x")
     asked.clear()
     await run_attempt(store, task, resolve=rebinding)
@@ -483,7 +512,7 @@ async def test_the_end_of_a_session_needs_no_reader(engine: Engine, endpoint: En
         def ends() -> set[tuple[str, str]]:
             events = [one.json for one in endpoint.requests]
             ended = [event for event in events if event["type"] not in ("run.started", "run.idle")]
-            return {(event["data"]["context_id"], event["type"]) for event in ended}
+            return {(event["data"]["run_id"], event["type"]) for event in ended}
 
         expected = {(closed.id, "run.completed"), (stopped.id, "run.terminated"), (silent.id, "run.terminated")}
         await eventually(lambda: ends() == expected)

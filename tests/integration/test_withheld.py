@@ -51,6 +51,11 @@ def images(request: Any) -> int:
     return sum(map(images, request)) if isinstance(request, list) else 0
 
 
+@pytest.mark.fault(
+    "Models and tools",
+    "The model's API refuses an image or a message.",
+    "It is withheld, and the conversation continues without it.",
+)
 @pytest.mark.parametrize("bad", [BAD, NAMED], ids=["unnamed", "named"])
 @pytest.mark.parametrize("format", FORMATS)
 async def test_one_corrupt_image_does_not_end_a_conversation(format: str, bad: File) -> None:

@@ -45,7 +45,7 @@ class Scene:
 
 async def collecting(run: Run) -> bool:
     status = await run.status()
-    return bool(status.calls) and all(one.name == "collect_agent" for one in status.calls)
+    return bool(status.calls) and all(one.tool == "collect_agent" for one in status.calls)
 
 
 async def _collected(engine: Engine) -> Run:

@@ -22,7 +22,7 @@ async def _waits(run: Run, *wanted: str) -> dict[str, str]:
     """Until the memo has exactly calls of these tools; their ids."""
 
     async def there() -> dict[str, str]:
-        found = {one.name: one.call_id for one in await read_pending_memo(await run.handle.describe()) or ()}
+        found = {one.tool: one.call_id for one in await read_pending_memo(await run.handle.describe()) or ()}
         return found if sorted(found) == sorted(wanted) else {}
 
     return await eventually(there)

@@ -40,7 +40,7 @@ async def _waits(run: Run, *wanted: str) -> dict[str, WaitingCall]:
     """Until exactly these tools have a call that waits; the calls."""
 
     async def there() -> dict[str, WaitingCall]:
-        found = {one.name: one for one in (await run.status()).approvals}
+        found = {one.tool: one for one in (await run.status()).approvals}
         return found if sorted(found) == sorted(wanted) else {}
 
     return await eventually(there)

@@ -23,6 +23,7 @@ from tests.replay import (  # noqa: F401 - their scenarios too
     auth,
     background,
     branches,
+    bulk_actions,
     collects,
     compaction,
     hooks,

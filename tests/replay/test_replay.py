@@ -38,6 +38,7 @@ async def replays(history: WorkflowHistory) -> str | None:
     return one.error
 
 
+@pytest.mark.fault("Workers", "A deploy changes perdure.", "Histories that older versions recorded are replayed.")
 @pytest.mark.parametrize("file", STORED, ids=map(_name, STORED))
 async def test_a_stored_history_replays(file: Path) -> None:
     if (error := await replays(read(file))) is not None:

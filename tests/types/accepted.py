@@ -27,7 +27,7 @@ from perdure import (
     tool,
 )
 from perdure.contrib.hooks import redact
-from perdure.testing import finish, scripted
+from perdure.testing import call, finish, scripted
 from perdure.workflow import run_agent
 
 MODEL = "openai:gpt-5"
@@ -320,6 +320,11 @@ def gives_the_output_in_tests(agent: Agent[User, Answer], other: Agent[Any, str]
     with scripted(agent, [finish(text="x")], others={other: ["x"]}) as script:
         assert_type(script.send_sync("x", id="7", context=User(name="ana")), Response[Answer])
         assert_type(agent.call_sync("x"), Response[Answer])
+    others = {other: [call("look", at=1), "text"]}
+    replies = [call("look", at=1), ["text", finish(text="x")], "text"]
+    with scripted(agent, replies, others=others) as script:
+        assert_type(script.send_sync("x", id="7", context=User(name="ana")), Response[Answer])
+    assert_type(agent.call_sync("x", on_approval="approve", approve_as="ana"), Response[Answer])
     with scripted(Agent("a", MODEL), ["x"]) as texts:
         assert_type(texts.send_sync("x", id="7"), Response[str])
 

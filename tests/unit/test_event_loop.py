@@ -8,6 +8,7 @@ import importlib.util
 import pytest
 
 from perdure._event_loop import find_loop_factory, run_event_loop
+from perdure._installation import build_install_command
 from perdure.errors import RuntimeSetupError
 
 pytest.importorskip("uvloop", reason="not on this platform")
@@ -36,9 +37,9 @@ def test_asyncio_is_used_where_uvloop_is_not_installed(monkeypatch: pytest.Monke
 def test_uvloop_that_is_asked_for_and_not_installed_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PERDURE_EVENT_LOOP", "uvloop")
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
-    with pytest.raises(RuntimeSetupError, match="not installed") as error:
+    with pytest.raises(RuntimeSetupError, match="needs the extra 'uvloop'") as error:
         find_loop_factory()
-    assert "perdure[uvloop]" in str(error.value.hint)
+    assert error.value.hint == f"Install it: {build_install_command(['uvloop'])}"
 
 
 def test_another_value_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -153,13 +153,14 @@ def test_the_body_of_an_approval() -> None:
         name="refund",
         arguments={"amount": 3},
         hash="h",
+        summary="Refund 3.",
         expires_in=60,
     )
     body = body_of(event, "https://perdure.example/x")
     data = body.pop("data")
     assert body == {"type": "approval.requested", "timestamp": "2026-01-01T00:00:01.000000+00:00"}
     assert data == {
-        "context_id": "c/call 1",
+        "run_id": "c/call 1",
         "root": "c",
         "task_id": "t",
         "agent": "support",
@@ -171,6 +172,7 @@ def test_the_body_of_an_approval() -> None:
         "tool": "refund",
         "arguments": {"amount": 3},
         "hash": "h",
+        "summary": "Refund 3.",
         "on_expiry": "deny",
         "expires_at": "2026-01-01T00:01:01.000000+00:00",
         "decision_url": "https://perdure.example/x/decide/c%2Fcall%201/a%2Fb?hash=h",

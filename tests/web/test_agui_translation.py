@@ -179,7 +179,7 @@ def test_a_failed_turn_is_an_error_and_an_interrupted_one_is_cancelled() -> None
 
 
 def build_wait(name: str, call_id: str, kind: str = "callback") -> RunWait:
-    return RunWait("s", WaitingCall.model_validate({"call_id": call_id, "name": name, "hash": "h", "kind": kind}))
+    return RunWait("s", WaitingCall.model_validate({"call_id": call_id, "tool": name, "hash": "h", "kind": kind}))
 
 
 def test_calls_of_the_pages_tools_end_the_run_with_success_and_others_interrupt_it() -> None:

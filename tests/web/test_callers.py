@@ -172,6 +172,11 @@ def test_each_field_has_a_value_here() -> None:
     assert VALUES.keys() == OVERRIDE_FIELDS.keys() | set(CALLER_CLAIMS)
 
 
+@pytest.mark.fault(
+    "Borders",
+    "A sender sends instructions, a model, provider options, higher limits, a context, an identity.",
+    "Only what a table names for senders reaches the run.",
+)
 async def test_a_sender_reaches_a_run_by_no_field_that_is_not_anyone_s(engine: Engine) -> None:
     model = Puppet()
     async with engine.served(build_agent(model)) as client, connect(client) as http:
@@ -231,6 +236,9 @@ async def test_a_sender_changes_what_the_agent_names(engine: Engine) -> None:
         assert model.last.settings["temperature"] == 0.5
 
 
+@pytest.mark.fault(
+    "Borders", "A sender sends instructions, a model, provider options, higher limits, a context, an identity."
+)
 async def test_limits_only_lower(engine: Engine) -> None:
     model = Puppet()
     agent = build_agent(model, caller_overrides=ALLOWED, limits=Limits(tool_calls=2, turn=Limits(tool_calls=2)))
@@ -320,6 +328,7 @@ async def test_a_subagent_works_for_the_caller_of_the_run_above_it(engine: Engin
         assert await tell(http, client, PAT, "s", order) == "pat for sam of acme"
 
 
+@pytest.mark.fault("Borders", "A tenant's run writes to memory.", "Other tenants' runs do not read it.")
 async def test_memory_is_the_tenants(engine: Engine) -> None:
     async with engine.served(build_agent(Puppet(), toolsets=[Artifacts()])) as client, connect(client) as http:
         secret = 'note {"text": "secret"}'

@@ -72,6 +72,9 @@ async def test_replacing_results_takes_the_right_to_decide_or_operate(engine: En
             assert (await http.post(f"/sessions/{run_id}/fork", json=body)).status_code == 201
 
 
+@pytest.mark.fault(
+    "Borders", "A client makes up a tool's result.", "The result says who gave it wherever an approver looks."
+)
 async def test_a_replaced_result_says_who_gave_it_wherever_it_is_shown(engine: Engine) -> None:
     async with engine.served(build_agent()) as client, console(client, *CALLERS) as opened:
         run_id, call_id = await start_checked_run(client)

@@ -99,7 +99,14 @@ async def plant(client: Client) -> dict[str, Any]:
     ended = await client.start("echo", "Hi.", id="ended", tenant="acme")
     await ended.result()
     ids["id"].append(ended.id)
-    body = {"agent": ["payer", "echo"], "call_id": calls, "hash": hashes, "session": ids["id"], "every": ["1h"]}
+    body = {
+        "agent": ["payer", "echo"],
+        "call_id": calls,
+        "hash": hashes,
+        "session": ids["id"],
+        "run_id": ids["id"],
+        "every": ["1h"],
+    }
     body |= {"url": ["https://127.0.0.1:9/other"], "tenant": ["acme"], "content": ["Pay."]}
     seldom = ["input", "override", "auth_ref", "client_tools", "at", "results", "model", "idle_timeout", "cron"]
     seldom += ["timezone", "context", "arguments", "value", "error", "limits", "user", "events"]

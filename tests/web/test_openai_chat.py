@@ -198,13 +198,15 @@ async def test_an_approval_ends_the_answer_and_a_repeat_has_the_rest(engine: Eng
         options: Any = {"model": "helper", "messages": [user("x")], "extra_headers": {"Idempotency-Key": "k"}}
         raw = await ai.chat.completions.with_raw_response.create(**options)
         asked: Any = raw.parse()
-        assert (asked.choices[0].finish_reason, asked.choices[0].message.content) == ("stop", None)
         (wait,) = asked.model_extra["perdure"]["waits"]
-        assert (wait["kind"], wait["name"], wait["arguments"]) == ("approval", "refund", {"order": "7"})
+        told = f'[refund {{"order":"7"}} waits for approval (session {session_of(asked)}, call {wait["call_id"]})]'
+        assert (asked.choices[0].finish_reason, asked.choices[0].message.content) == ("stop", told)
+        assert (wait["kind"], wait["tool"], wait["arguments"]) == ("approval", "refund", {"order": "7"})
         assert raw.headers["x-perdure-waits"] == wait["id"]
         chunks: Any = [chunk async for chunk in await ai.chat.completions.create(**options, stream=True)]
         assert chunks[-1].model_extra["perdure"]["waits"] == [wait]
-        await client.run(wait["session"]).approve(wait["call_id"], hash=wait["hash"])
+        assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == told
+        await client.run(wait["run_id"]).approve(wait["call_id"], hash=wait["hash"])
         done = await ai.chat.completions.create(**options)
         assert done.choices[0].message.content == "Refunded."
         assert session_of(done) == session_of(asked)

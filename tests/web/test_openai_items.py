@@ -189,9 +189,9 @@ def test_what_waits_is_an_item_once_whether_it_was_asked_before_or_in_the_respon
         QuestionAsked(seq=3, call_id="c2", name="open", kind="callback", hash="h2", **at),
     ]
     waits = [
-        RunWait("s", WaitingCall(call_id="c1", name="pay", hash="h1")),
-        RunWait("s", WaitingCall(call_id="c2", name="open", hash="h2", kind="callback")),
-        RunWait("s/1", WaitingCall(call_id="c3", name="ask", hash="h3", kind="question")),
+        RunWait("s", WaitingCall(call_id="c1", tool="pay", hash="h1")),
+        RunWait("s", WaitingCall(call_id="c2", tool="open", hash="h2", kind="callback")),
+        RunWait("s/1", WaitingCall(call_id="c3", tool="ask", hash="h3", kind="question")),
     ]
     reader, translator = StrictReader(), build_translator()
     for frame in translator.start() + [frame for event in events for frame in translator.feed(event)]:

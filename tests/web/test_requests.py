@@ -157,3 +157,13 @@ async def test_a_file_is_not_sent_for_hours(monkeypatch: pytest.MonkeyPatch) -> 
     assert len(sent) < 100
     assert sent[-1]["more_body"] is True, "the answer was not ended as if it were whole"
     assert closed == [True]
+
+
+async def test_a_request_without_a_token_is_401_whatever_its_body_is(engine: Engine) -> None:
+    async with engine.served(answering()) as client, connect(client) as http:
+        form = {"content-type": "application/x-www-form-urlencoded"}
+        for path in ("/v1/sessions", "/v1/schedules/x/pause", "/openai/v1/chat/completions", "/agui/echo"):
+            unknown = await http.post(path, content=b"agent=echo", headers=form)
+            known = await http.post(path, content=b"agent=echo", headers=form | as_caller("ada"))
+            assert (path, unknown.status_code, known.status_code) == (path, 401, 415)
+        assert [row.verb for row in await (await client.store()).list_audit()] == []

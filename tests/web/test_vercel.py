@@ -17,6 +17,7 @@ from perdure.types.events import Event
 from perdure.web.app import build_web
 from perdure.web.vercel import VercelTranslator, vercel_routes
 from tests.support.engine import Engine
+from tests.support.web import serve
 from tests.web.test_agui import Tokens
 from tests.web.test_agui_translation import turns
 
@@ -208,3 +209,67 @@ async def test_outputs_of_calls_that_wait_are_answers(engine: Engine) -> None:
         assert '"delta":"Opened."' in response.text
         transcript = await client.run("c1").transcript()
         assert any("opened" in str(message.parts) for message in transcript if message.role == "tool")
+
+
+async def test_a_page_that_is_opened_again_has_what_was_said(engine: Engine) -> None:
+    """The answer of an open turn is not among the messages: its stream replays it from the start."""
+    agent = Agent(
+        "helper",
+        ScriptedProvider([call("refund", order="7"), "Done.", call("refund", order="8"), "Done, too."]),
+        tools=[refund],
+    )
+    async with engine.served(agent) as client, browser(client) as http:
+
+        async def read_messages(chat: str = "c1") -> list[dict[str, Any]]:
+            response = await http.get(f"/ui/helper/{chat}/messages")
+            assert response.status_code == 200, response.text
+            messages: list[dict[str, Any]] = response.json()
+            return messages
+
+        assert await read_messages() == []
+        asked = read(await http.post("/ui/helper", json=build_chat(user("refund 7"))))
+        [waiting] = await read_messages()
+        assert (waiting["id"], waiting["role"], waiting["parts"][0]["text"]) == ("u1", "user", "refund 7")
+        part = next(part for part in asked.parts if part["type"] == "dynamic-tool")
+        assert read(await http.get("/ui/helper/c1/stream")).parts == asked.parts, "the rest comes with the stream"
+        await client.run("c1").approve(part["toolCallId"], by="bob")
+        await client.run("c1").turn("u1").result()
+
+        question, answer = await read_messages()
+        assert (question["id"], answer["id"], answer["role"]) == ("u1", "u1/reply", "assistant")
+        tool_part = next(part for part in answer["parts"] if part["type"] == "dynamic-tool")
+        assert tool_part == {
+            "type": "dynamic-tool",
+            "toolName": "refund",
+            "toolCallId": part["toolCallId"],
+            "input": {"order": "7"},
+            "state": "output-available",
+            "output": "refunded 7",
+        }
+        assert answer["parts"][-1] == {"type": "text", "text": "Done.", "state": "done"}
+        assert (await http.get("/ui/helper/c1/stream")).status_code == 204
+
+        read(await http.post("/ui/helper", json=build_chat(user("refund 8", "u2"))))
+        assert [message["id"] for message in await read_messages()] == ["u1", "u1/reply", "u2"]
+        theirs = await http.get("/ui/helper/c1/messages", headers={"X-User": "bob"})
+        assert theirs.json() == [], "another tenant's"
+
+
+async def test_a_stream_that_waits_has_what_someone_else_decides(engine: Engine) -> None:
+    agent = Agent("helper", ScriptedProvider([call("refund", order="7"), "Done."]), tools=[refund])
+    async with engine.served(agent) as client, browser(client) as http:
+        asked = read(await http.post("/ui/helper", json=build_chat(user("refund"))))
+        part = next(part for part in asked.parts if part["type"] == "dynamic-tool")
+        app = Starlette(routes=vercel_routes(build_web(client, authenticator=Tokens(), authorizer=Tokens())))
+        async with serve(client, app=app) as service, service.connect() as page:
+            page.base_url = httpx.URL(service.url)
+            message = ChatMessage()
+            async with page.stream("GET", "/ui/helper/c1/stream?wait=true") as response:
+                async for line in response.aiter_lines():
+                    if line.startswith("data: {"):
+                        message.take(json.loads(line.removeprefix("data: ")))
+                    if '"tool-approval-request"' in line:
+                        await client.run("c1").approve(part["toolCallId"], by="bob")
+        called = next(part for part in message.parts if part["type"] == "dynamic-tool")
+        assert (called["state"], called["output"]) == ("output-available", "refunded 7")
+        assert (message.texts(), message.end["finishReason"]) == (["Done."], "stop")

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import shlex
 import sys
 import uuid
+from collections import deque
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import asdict, fields
@@ -13,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..._terminal import print_line
+from ..._terminal import LogFormatter, print_line, print_text
 from ...errors import InvalidInputError
 from ..connection import ActorStoreOptions, ServerOptions
 from ..options import (
@@ -82,7 +84,7 @@ def chat(
 
         nonlocal session
         serving = open_client_for_agent(server, agent, file=file, task_queue=task_queue)
-        with _protect_prompt() if terminal else nullcontext():
+        with HeldLog() if terminal else nullcontext(), _protect_prompt() if terminal else nullcontext():
             async with serving as (client, target):
                 session = ChatSession(client, target, chat_id, opening, files)
                 past = await session.load_run_details()
@@ -102,6 +104,37 @@ def chat(
             print_line(f"  {format_chat_command(agent, chat_id, file, task_queue, server)}", error=True)
     if code:
         raise typer.Exit(code)
+
+
+_HELD_RECORDS = 100
+
+
+class HeldLog(logging.Handler):
+    """Keeps what is logged while a person types, the worker of ``--file`` included, and prints it when the block ends:
+    on the terminal it would stand between the lines of the conversation."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.setFormatter(LogFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+        self._lines: deque[str] = deque(maxlen=_HELD_RECORDS)
+        self._count = 0
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """See base class."""
+        self._lines.append(self.format(record))
+        self._count += 1
+
+    def __enter__(self) -> HeldLog:
+        logging.getLogger().addHandler(self)  # `log_to_stderr` adds none to a root that has one
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        logging.getLogger().removeHandler(self)
+        if self._count:
+            cut = f", the last {len(self._lines)}" if self._count > len(self._lines) else ""
+            print_line(f"logged meanwhile ({self._count} lines{cut}):", error=True)
+        for line in self._lines:
+            print_text(line, error=True)
 
 
 def _protect_prompt() -> Any:

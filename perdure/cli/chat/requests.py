@@ -13,7 +13,7 @@ from ..._terminal import escape_line, style_text, truncate_text
 from ...client.decisions import RunWait
 from ...errors import InvalidInputError
 from ..mcp import build_login_command
-from ..output import format_call
+from ..output import find_own_summary, format_call
 from ..show import format_past_decision
 
 if TYPE_CHECKING:
@@ -134,9 +134,10 @@ class PendingRequests:
         return style_text(f"({self._format_place(request)}{format_past_decision(decided)})", "yellow")
 
     def _format_label(self, request: RunWait) -> str:
-        """The tool and call, and the run if it is a subagent's: calls of two runs may have one id."""
+        """The summary, or the tool, and the call; the run if it is a subagent's: calls of two runs may have one id."""
         call = request.call
-        return f"{self._format_place(request)}{escape_line(call.name)} ({escape_line(call.call_id)})"
+        name = find_own_summary(call.summary, call.tool) or escape_line(call.tool)
+        return f"{self._format_place(request)}{name} ({escape_line(call.call_id)})"
 
     def _format_place(self, request: RunWait) -> str:
         return "" if request.run_id == self._run_id else f"[{escape_line(request.run_id)}] "
@@ -176,9 +177,12 @@ class PendingRequests:
     def _format_request(self, request: RunWait) -> Iterator[str]:
         call = request.call
         if call.kind == "approval":
-            text = format_call(call.name, call.arguments, full=True)
-            shown = f"{truncate_text(text, _ARGUMENT_CHARS)}  {escape_line(call.call_id)}"
-            yield style_text(f"? {self._format_place(request)}{shown}", "yellow")
+            text = format_call(call.tool, call.arguments, full=True)
+            shown, call_id = truncate_text(text, _ARGUMENT_CHARS), escape_line(call.call_id)
+            summary = find_own_summary(call.summary, call.tool)
+            yield style_text(f"? {self._format_place(request)}{summary or shown}  {call_id}", "yellow")
+            if summary:
+                yield style_text(f"  {shown}", "yellow")
             if call.arguments is None or len(text) > _ARGUMENT_CHARS:
                 command = self._format_command("show", request.run_id, options=["--full"])
                 yield style_text(f"  its arguments are long: {command}", "yellow")

@@ -27,6 +27,7 @@ export function updateTimes(root = document) {
       text = day + at.toLocaleTimeString([], { hour12: false });
       time.classList.toggle("dated", isDated);
     }
+    else if (time.dataset.style === "date") text = `${at.toLocaleDateString("en-GB", { day: "numeric", month: "short", year: "numeric" })} ${at.toLocaleTimeString([], { hour12: false })}`;
     else if (time.dataset.style === "for") text = describeSeconds(Math.max(past, 1));
     else if (past >= 0) text = past < 5 ? "just now" : `${describeSeconds(past)} ago`;
     else text = `in ${describeSeconds(time.dataset.style === "until" && past <= -SOON ? Math.floor(-past / 60) * 60 : -past)}`;
@@ -54,7 +55,6 @@ export function parseHTML(text) {
   return template.content;
 }
 
-document.querySelector(".bar nav [aria-current]")?.scrollIntoView({ block: "nearest", inline: "center" });
 updateTimes();
 setInterval(updateTimes, 1000);
 // How many runs are ticked is said beside what is done with them.

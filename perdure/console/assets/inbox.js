@@ -117,6 +117,8 @@ document.addEventListener("submit", async (event) => {
 function confirmBulk(button) {
   const ticked = [...list.querySelectorAll("input[name=item]:checked")];
   if (!ticked.length) return false;
+  const folded = ticked.filter((tick) => !isUnfolded(tick.closest(".row")));
+  if (folded.length) { folded.forEach((tick) => unfold(tick.closest(".row"))); alertBulk("Unfolded what was ticked. Read it, and press again."); return false; }
   if (button?.value === "deny" && !bulk.elements.comment.value.trim()) {
     alertBulk("To deny, give a reason: the agents get it.");
     bulk.elements.comment.focus();
@@ -146,14 +148,14 @@ function countTicked() {
   const label = document.getElementById("ticked");
   if (!label) return;
   const count = list.querySelectorAll("input[name=item]:checked").length;
-  label.textContent = count ? `${count} ticked` : "Tick calls to decide them together";
+  label.textContent = count ? `${count} ticked` : list.querySelector("input[name=item]") ? "Tick calls to decide them together" : "";
 }
+// A row is unfolded before it is acted on: nothing is decided, alone or with others, that was not shown. A row whose form
+// is open, or that is ticked, is unfolded by the stylesheet.
+const isUnfolded = (row) => row.querySelector(".row-body")?.checkVisibility() ?? false;
 function unfold(row) {
-  const folded = [...row.querySelectorAll("details.long:not([open])")];
-  for (const details of folded) details.open = true;
-  return folded.length > 0;
+  row.querySelector(".row-more").open = true;
 }
-// A tick unfolds what is folded: nothing is decided that was not shown.
 list.addEventListener("change", (event) => {
   if (event.target.name !== "item") return;
   if (event.target.checked) unfold(event.target.closest(".row"));
@@ -161,9 +163,11 @@ list.addEventListener("change", (event) => {
   countTicked();
 });
 list.addEventListener("toggle", (event) => {
-  if (!event.target.matches("details.long") || event.target.open) return;
-  const tick = event.target.closest(".row").querySelector("input[name=item]");
+  if (!event.target.matches(".row-more") || event.target.open) return;
+  const row = event.target.closest(".row");
+  const tick = row.querySelector("input[name=item]");
   if (tick?.checked) { tick.checked = false; countTicked(); }
+  row.querySelector(":scope > .context")?.remove();
 }, true);
 list.addEventListener("focusin", (event) => {
   const row = event.target.closest(".row");
@@ -172,34 +176,38 @@ list.addEventListener("focusin", (event) => {
 
 // Opens a form of the row; its button decides.
 function openForm(name) {
-  if (name === "approve" && current && unfold(current)) { say("Unfolded. Press a again to approve."); return; }
-  openPart(current?.querySelector(`.${name}-pop`));
+  if (!current || current.classList.contains("decided")) return;
+  unfold(current);
+  openPart(current.querySelector(`.${name}-pop`));
+}
+function toggle(row) {
+  if (row) row.querySelector(".row-more").open = !row.querySelector(".row-more").open;
+}
+function showContext(row) {
+  if (!row) return;
+  unfold(row);
+  row.querySelector("a[data-context]")?.click();
 }
 if (rows().length) declareKeys({
   j: { run: () => move(1), repeats: true },
   k: { run: () => move(-1), repeats: true },
-  a: () => openForm("approve"),
+  v: () => toggle(current),
+  a: () => openForm(current?.querySelector(".answer-pop") ? "answer" : "approve"),
   d: () => openForm("deny"),
   e: () => current?.querySelector("a[data-key=e]")?.click(),
   x: () => current?.querySelector("input[name=item]:not(:disabled)")?.click(),
-  c: () => current?.querySelector("a[data-context]")?.click(),
+  c: () => showContext(current),
   o: () => current?.querySelector("a[data-open]")?.click(),
   "?": () => { const keys = document.querySelector("details.keys"); keys.open = !keys.open; },
 });
 
-list.addEventListener("click", (event) => {
-  if (!event.target.matches("[data-unfold]")) return;
-  const row = event.target.closest(".row");
-  unfold(row);
-  row.querySelector(".approve-pop > summary").focus({ preventScroll: true });
-});
 // What led to a call, in its row; again to fold it.
 list.addEventListener("click", async (event) => {
   const link = event.target.closest("a[data-context]");
   if (!link || event.metaKey || event.ctrlKey) return;
   event.preventDefault();
   const row = link.closest(".row");
-  const shown = row.querySelector(".context");
+  const shown = row.querySelector(":scope > .context");
   if (shown) { shown.remove(); return; }
   const answer = await fetchPart(link.dataset.context);
   if (!answer?.ok) { location.assign(link.href); return; }

@@ -114,6 +114,8 @@ document.addEventListener("keydown", (event) => {
 function pressEnter(event) {
   const part = event.target.closest?.(PARTS) ?? null;
   const form = event.target.form ?? event.target.closest?.("form") ?? part?.querySelector("form");
+  // The disabled button that forms begin with keeps Enter from sending text fields; from these it would press the next one.
+  if (form?.method === "post" && event.target.matches("input[type=radio], input[type=checkbox]")) event.preventDefault();
   if (!form || event.repeat || event.altKey || event.shiftKey) return;
   // On a phone Enter is a new line: there is no Shift.
   const isSent = form.dataset.enter === "send" && event.target.matches("textarea#text") && !matchMedia("(pointer: coarse)").matches;

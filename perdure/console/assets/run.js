@@ -106,7 +106,8 @@ transcript.addEventListener("click", async (event) => {
 
 if (run.dataset.live) {
   follow();
-  if (!location.hash && document.referrer.indexOf("/inbox/") < 0) toEnd();
+  // On a phone the page begins with what the run is, and where it stands.
+  if (!location.hash && document.referrer.indexOf("/inbox/") < 0 && !matchMedia("(max-width: 900px)").matches) toEnd();
 }
 if (document.querySelector("[data-unanswered]")) refreshPanel();
 setInterval(() => { if (!document.hidden && run.dataset.live && !run.dataset.over) refreshPanel(); }, 20000);

@@ -73,6 +73,31 @@ const scenarios = {
     return { text: deltas.join(''), whole: whole.output_text };
   },
 
+  async pieces() {
+    const tools = [{ type: 'function', function: { name: 'look', parameters: { type: 'object', properties: {} } } }];
+    const messages = [{ role: 'user', content: 'Paid?' }];
+    const stream = client.chat.completions.stream({ model: 'helper', messages, tools });
+    let text = '';
+    let written = '';
+    stream.on('content', (delta) => (text += delta));
+    stream.on('tool_calls.function.arguments.delta', (event) => (written += event.arguments_delta));
+    const { message } = (await stream.finalChatCompletion()).choices[0];
+    const whole = JSON.parse(message.tool_calls[0].function.arguments);
+    return { text, content: message.content, written: JSON.parse(written), arguments: whole };
+  },
+
+  async response_pieces() {
+    const tools = [{ type: 'function', name: 'look', parameters: { type: 'object', properties: {} }, strict: false }];
+    const stream = client.responses.stream({ model: 'helper', input: 'Paid?', tools });
+    let text = '';
+    let written = '';
+    stream.on('response.output_text.delta', (event) => (text += event.delta));
+    stream.on('response.function_call_arguments.delta', (event) => (written += event.delta));
+    const final = await stream.finalResponse();
+    const call = final.output.find((item) => item.type === 'function_call');
+    return { text, content: final.output_text, written: JSON.parse(written), arguments: JSON.parse(call.arguments) };
+  },
+
   async errors() {
     const names = [];
     const wrong = [

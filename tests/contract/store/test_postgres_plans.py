@@ -43,7 +43,8 @@ ROWS = """
         FROM generate_series(1, 50000) i;
     UPDATE feeds SET seq = 50000 WHERE context_id = 'r10';
     INSERT INTO waits SELECT 'r' || i, 'c', 'r10', i, 'approval', 'a' || i % 5, 't', 'h', i,
-            CASE WHEN i % 2 = 0 THEN '2026' || i END FROM generate_series(1000, 50000) i;
+            CASE WHEN i % 2 = 0 THEN '2026' || i END, 'Pay ' || i, CASE WHEN i % 3 = 0 THEN i END
+        FROM generate_series(1000, 50000) i;
 """
 SEQUENTIAL_SCANS = (
     "SELECT relname FROM pg_stat_user_tables WHERE seq_scan > 0 AND relname NOT IN ('meta', 'perdure_version')"
@@ -87,7 +88,9 @@ async def read_all(store: PostgresStore) -> None:
     assert len(await store.read_events("r11", after=49_900)) > 30
     assert await store.read_events("r12") == []  # it has no events in a stream that has many
     assert len(await store.list_waits(agent="a1", limit=10)) == 10
-    assert len(await store.list_waits(by_expiry=True, limit=10)) == 10
+    for order in ("expiry", "amount"):
+        [*_, last] = await store.list_waits(order=order, limit=10)
+        assert len(await store.list_waits(order=order, after=last.get_cursor(order), limit=10)) == 10
     assert len(await store._read_streams([f"r{n}" for n in range(10, 1010)])) == 1000
 
 

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from perdure.ports.run_lists import RunFilter
 from perdure.ports.store import Commit, EventBatch, NewEvent, RunRow, Store, build_batch_token
 from perdure.ports.waits import RunWaits
-from perdure.types.events import ApprovalRequested, LimitReached, ModelStarted, QuestionAsked
+from perdure.types.events import ApprovalRequested, LimitReached, MessageInjected, ModelStarted, QuestionAsked, RunEvent
 from perdure.types.subagents import Lineage, PathStep
 
 T1, T2, T3 = (f"2026-01-01T00:00:0{n}.000000+00:00" for n in (1, 2, 3))
@@ -92,3 +98,85 @@ async def test_the_rows_of_some_runs(store: Store) -> None:
         "a/1": ("a/1", "a", T2),
     }
     assert await store.get_runs([]) == {}
+
+
+async def add_failed(store: Store, name: str, first: str | None, type: str | None = None, error: str = "") -> None:
+    row = RunRow(name, "support", "s", None, "failed" if type else "running", first_message=first, error_type=type)
+    await store.commit(Commit(run=replace(row, error=error or None)))
+
+
+async def search(store: Store, search: str | None = None, **filters: Any) -> list[str]:
+    rows, after = await store.search_runs(RunFilter(search=search, **filters))
+    assert after is None
+    return [row.context_id for row in rows]
+
+
+async def test_runs_are_found_by_id_by_words_and_by_error(store: Store) -> None:
+    await add_failed(store, "inv-1", "Pay INV-8 to Müller", "ProviderAuthError", "401: the key is wrong")
+    await add_failed(store, "inv-2", "50% off_ers", "ToolError", "ProviderAuthError said no")
+    await add_failed(store, "other", None)
+    assert await search(store) == ["other", "inv-2", "inv-1"]
+    assert await search(store, "pay") == ["inv-1"]
+    assert await search(store, "MÜLLER Pay") == [], "letters beyond ASCII in their own case"
+    assert await search(store, "Müller  pay") == ["inv-1"]
+    assert await search(store, "inv-") == ["inv-2", "inv-1"]
+    assert await search(store, "50%") == ["inv-2"]
+    assert await search(store, "f_e") == ["inv-2"]
+    assert await search(store, "5_%") == []
+    assert await search(store, "key wrong") == ["inv-1"]
+    assert await search(store, "\0 \\ '\"") == []
+    assert await search(store, error="ProviderAuthError") == ["inv-1"]
+    assert await search(store, error="ProviderAuth") == []
+    [row] = (await store.search_runs(RunFilter(error="ToolError")))[0]
+    assert (row.first_message, row.error_type, row.error) == ("50% off_ers", "ToolError", "ProviderAuthError said no")
+    assert await store.get_run("inv-2") == row
+    await add_failed(store, "inv-2", "Another message")
+    again = await store.get_run("inv-2")
+    assert again is not None
+    assert (again.first_message, again.error_type) == ("50% off_ers", None), "the first one stays, the error does not"
+
+
+async def test_a_search_is_bounded_and_continues(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("perdure.store.runs.SCANNED_RUNS", 4)
+    for number in range(10):
+        await add_failed(store, f"r{number}", "wanted" if number in (0, 1, 8) else "other")
+    pages, after = [], None
+    while True:
+        rows, after = await store.search_runs(RunFilter(search="wanted"), after=after, limit=2)
+        pages.append([row.context_id for row in rows])
+        if after is None:
+            break
+    assert pages == [["r8"], [], ["r1", "r0"], []]
+    first, after = await store.search_runs(RunFilter(), limit=6)
+    rest, end = await store.search_runs(RunFilter(), after=after, limit=6)
+    assert ([row.context_id for row in (*first, *rest)], end) == ([f"r{n}" for n in reversed(range(10))], None)
+
+
+async def test_failures_are_counted_by_their_error(store: Store) -> None:
+    for name, error in (("a", "ToolError"), ("b", "ToolError"), ("c", "ProviderAuthError"), ("d", None)):
+        await add_failed(store, name, "Go", error)
+    row = RunRow("e/1", "helper", "s", None, "failed", tenant="acme", error_type="ToolError")
+    await store.commit(Commit(run=row))
+
+    async def count(since: str = "", **scope: Any) -> list[tuple[str, int]]:
+        return [(one.error_type, one.runs) for one in await store.count_failures(since, **scope)]
+
+    assert await count() == [("ToolError", 3), ("ProviderAuthError", 1)]
+    assert await count(tenants=["acme"]) == [("ToolError", 1)]
+    assert await count(tenants=[]) == []
+    assert await count(agents=["support"]) == [("ToolError", 2), ("ProviderAuthError", 1)]
+    assert await count(sessions=["e", "c", "x\0"]) == [("ProviderAuthError", 1), ("ToolError", 1)]
+    last = (await store.get_run("e/1")).updated_at  # type: ignore[union-attr]  # it was written
+    assert await count(last) == [("ToolError", 1)]
+    assert await search(store, error="ToolError", updated_from=last) == ["e/1"]
+
+
+async def test_the_first_message_of_a_run_without_a_row(store: Store) -> None:
+    long = f"Pay\n {'x' * 300}"
+    for name, events in (
+        ("a", [RunEvent(state="started"), MessageInjected(content=long), MessageInjected(content="later")]),
+        ("b", [RunEvent(state="started")]),
+    ):
+        await store.append(EventBatch(name, [NewEvent(event) for event in events], build_batch_token(T1, 1)))
+    assert await store.find_first_messages(["a", "b", "unknown"]) == {"a": f"Pay {'x' * 195}…"}
+    assert await store.find_first_messages([]) == {}

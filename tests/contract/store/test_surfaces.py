@@ -32,7 +32,7 @@ from perdure.ports.store import (
     TurnRow,
     build_batch_token,
 )
-from perdure.ports.waits import WaitRow
+from perdure.ports.waits import WaitGroup, WaitOrder, WaitRow
 from perdure.store.postgres import PostgresStore
 from perdure.store.sqlite import SqliteStore
 from perdure.testing.store import MemoryStore
@@ -220,16 +220,62 @@ async def test_pages_of_waits_by_age_and_by_expiry(store: Store):
         while page := await store.list_waits(after=after, limit=2, **filters):  # type: ignore[arg-type]
             assert len(page) <= 2
             calls += "".join(row.call_id for row in page)
-            after = page[-1].get_cursor(by_expiry=bool(filters.get("by_expiry")))
+            after = page[-1].get_cursor(filters.get("order", "since"), filters.get("group"))  # type: ignore[arg-type]
         return calls
 
     assert await read_all() == "badec"
-    assert await read_all(by_expiry=True) == "ecdb"
+    assert await read_all(order="expiry") == "ecdb"
     assert await read_all(agent="billing") == "aec"
-    assert await read_all(agent="billing", by_expiry=True) == "ec"
+    assert await read_all(agent="billing", order="expiry") == "ec"
     assert await read_all(kind="approval") == "badec"
     assert await read_all(kind="question") == await read_all(agent="unknown") == ""
     assert [await store.count_waits(), await store.count_waits(agent="billing")] == [5, 3]
+
+
+async def test_waits_by_amount_in_groups_and_by_text(store: Store):
+    amounts: dict[str, float | None] = {"a": 5, "b": 0.1 + 0.2, "c": None, "d": -7.25, "e": 1e300, "f": 5}
+    for name, user, tenant in (("r1", "jo", "acme"), ("r2", None, None), ("r3", "ana", "acme")):
+        await store.commit(
+            Commit(
+                outcome=Outcome(name, "model", b"{}"),
+                run=RunRow(name, "payer", "s", None, "running", asked_at=T1, tenant=tenant, user=user),
+            )
+        )
+    for number, (call_id, amount) in enumerate(amounts.items()):
+        event = ApprovalRequested(
+            at=T1,
+            call_id=call_id,
+            name="pay" if number % 2 else "refund",
+            hash="h",
+            summary=f"Pay {call_id.upper()}_1 100%",
+            amount=amount,
+        )
+        await store.append(EventBatch(f"r{number % 3 + 1}", [NewEvent(event)], agent="payer"))
+
+    async def read_all(order: WaitOrder = "since", group: WaitGroup | None = None, **filters: str) -> str:
+        calls, after = "", None
+        while page := await store.list_waits(order=order, group=group, after=after, limit=2, **filters):  # type: ignore[arg-type]
+            calls += "".join(row.call_id for row in page)
+            after = page[-1].get_cursor(order, group)
+        return calls
+
+    assert await read_all("amount") == "eafbd", (
+        "equal amounts in the order of their runs; those without one are left out"
+    )
+    assert await read_all(group="tool") == "dbfaec", "each once, over all pages"
+    assert await read_all(group="user") == "becfad", "those without a user first"
+    assert await read_all("amount", "tenant") == "ebafd"
+    assert await read_all("expiry", "tool") == ""
+    assert await read_all(tool="pay", user="jo") == "d"
+    assert await read_all(tenant="acme") == "adcf"
+    assert await read_all(text="e_1") == await read_all(text="E_1 100%") == "e"
+    assert await read_all(text="%") == await read_all(text="_") == await read_all(text="R") == "adbecf"
+    assert await read_all(text="!") == await read_all(text="e%1") == ""
+    [row] = await store.list_waits(text="b_1")
+    assert (row.summary, row.amount, row.tenant, row.user) == ("Pay B_1 100%", 0.1 + 0.2, None, None)
+    assert await store.count_wait_groups("tool") == {"pay": 3, "refund": 3}
+    assert await store.count_wait_groups("tenant") == {"acme": 4, "": 2}
+    assert await store.count_wait_groups("user", agent="payer", kind="approval", limit=1) == {"": 2}
 
 
 async def test_a_client_removes_what_it_has_decided(store: Store):

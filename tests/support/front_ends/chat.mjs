@@ -45,6 +45,7 @@ function build(sdk, { api, chatId, headers, messages, ended }) {
   const state = new State(messages ?? []);
   class Chat extends sdk.AbstractChat {
     errors = [];
+    chunks = [];
     finished = 0;
     data = [];
     state = state;
@@ -55,6 +56,7 @@ function build(sdk, { api, chatId, headers, messages, ended }) {
     transport: new sdk.DefaultChatTransport({
       api,
       headers,
+      fetch: async (...request) => record(chat, await fetch(...request)),
       prepareReconnectToStreamRequest: ({ id, api }) => ({ api: `${api}/${id}/stream${ended ? '?ended=true' : ''}`, headers }),
     }),
     sendAutomaticallyWhen: sdk.lastAssistantMessageIsCompleteWithApprovalResponses,
@@ -69,12 +71,23 @@ function build(sdk, { api, chatId, headers, messages, ended }) {
   return chat;
 }
 
+// The types of the chunks, as they come: what the chat shows at the end does not say what was taken back before.
+function record(chat, response) {
+  if (!response.body) return response;
+  const decoder = new TextDecoder();
+  const transform = (bytes, controller) => {
+    for (const [, type] of decoder.decode(bytes, { stream: true }).matchAll(/^data: \{"type":"([^"]+)"/gm)) chat.chunks.push(type);
+    controller.enqueue(bytes);
+  };
+  return new Response(response.body.pipeThrough(new TransformStream({ transform })), response);
+}
+
 const chats = new Map();
 
 function hold(chat) {
   return {
     messages: chat.messages, status: chat.status, error: chat.error ? String(chat.error) : null,
-    end: chat.end ?? null, data: chat.data, warnings: warnings.splice(0),
+    end: chat.end ?? null, data: chat.data, chunks: chat.chunks, warnings: warnings.splice(0),
   };
 }
 

@@ -236,7 +236,7 @@ def test_a_toolset_that_cannot_say_which_tools_there_are_is_refused() -> None:
 def test_hooks_that_are_no_list_are_refused(wrong: Any) -> None:
     with pytest.raises(DefinitionError) as refused:
         Agent("a", MODEL, hooks=wrong)
-    assert str(refused.value) == f"agent 'a': hooks must be a list, not {wrong!r}\nWrite hooks=[audit]."
+    assert str(refused.value) == f"agent 'a': hooks must be a list, not {wrong!r}.\nWrite hooks=[audit]."
 
 
 def test_a_set_of_hooks_alone_and_an_iterator_are_as_good_as_a_list() -> None:

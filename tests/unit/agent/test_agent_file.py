@@ -15,7 +15,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from perdure import Agent, Approval, allow, ask, deny, load_agent, tool
 from perdure.agent.agent_file import build_type_from_schema
-from perdure.errors import DefinitionError, RuntimeSetupError, SettingsError
+from perdure.errors import DefinitionError, MissingExtraError, SettingsError
 from perdure.ports.toolset import Toolset
 from perdure.testing import call, scripted
 from perdure.types.compaction import Compaction
@@ -165,24 +165,24 @@ def test_an_agent_of_a_file_runs() -> None:
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        ({"modell": "x"}, r"modell: Extra inputs are not permitted\nAn agent has: name, model, "),
+        ({"modell": "x"}, r"modell: Extra inputs are not permitted.\nAn agent has: name, model, "),
         ({"model": 7}, "model"),
         ({"model": "gpt-5"}, "gpt-5"),
         ({"name": "a b"}, "a b"),
-        ({"tools": ["refund", "pay"]}, r"tools: there is no 'pay' \(there is: plain, refund\)\n.*tools=\[…\]"),
+        ({"tools": ["refund", "pay"]}, r"tools: there is no 'pay' \(there is: plain, refund\)\.\n.*tools=\[…\]"),
         ({"toolsets": ["web"]}, r"toolsets: there is no 'web' \(there is: docs\)"),
         ({"tools": "refund"}, "tools: Input should be a list"),
         ({"limits": 3}, "limits: Input should be an object"),
         ({"settings": {"temprature": 1}}, "temprature"),
-        ({"limits": {"costs": 1}}, "Limits: costs: Extra inputs are not permitted\nLimits takes attempts, "),
+        ({"limits": {"costs": 1}}, "Limits: costs: Extra inputs are not permitted.\nLimits takes attempts, "),
         ({"limits": {"turn": {"costs": 1}}}, r"Limits: costs: Extra inputs"),
         ({"limits": {"cost_usd": -1}}, "cost_usd must be greater than 0"),
-        ({"compaction": {"shrink": {}}}, "compaction: there is no 'shrink'\nThere are: truncate, "),
+        ({"compaction": {"shrink": {}}}, "compaction: there is no 'shrink'.\nThere are: truncate, "),
         ({"compaction": {"window": {"token": 1}}}, r"Compaction\.window: token: Extra"),
         ({"compaction": {"window": {"tokens": 0}}}, "tokens"),
         ({"output": {"type": "object"}}, "output: an object has properties"),
         ({"output": {"type": "string", "format": "date"}}, "output: 'format' of string is not supported"),
-        ({"output": {"type": "string", "pattern": "("}}, r"output: error: unclosed group\nBounds"),
+        ({"output": {"type": "string", "pattern": "("}}, r"output: error: unclosed group.\nBounds"),
         ({"output": {"type": "array", "items": {"type": "integer", "minimum": "x"}}}, r"output\.items: .*'ge'"),
         (
             {"output": {"type": "array", "items": {"type": "string"}, "minItems": "x"}},
@@ -240,7 +240,7 @@ def test_a_file_that_cannot_be_read(name: str, body: bytes, why: str, tmp_path: 
 def test_without_a_reader_of_yaml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a.yaml").write_text(YAML)
     monkeypatch.setitem(sys.modules, "yaml", None)
-    with pytest.raises(RuntimeSetupError, match=r'pip install "perdure\[yaml\]"; or write it as JSON or TOML'):
+    with pytest.raises(MissingExtraError, match=r"the extra 'yaml'[\s\S]*\[yaml\]'; or write it as JSON or TOML"):
         load_agent(tmp_path / "a.yaml", tools=[refund])
 
 

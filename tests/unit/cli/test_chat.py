@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 import pytest
 
-from perdure.cli.chat import format_chat_command, terminal
+from perdure.cli.chat import HeldLog, format_chat_command, terminal
 from perdure.cli.connection import ActorStoreOptions
 from perdure.cli.options import _parse_agent_names
 from perdure.cli.show import RunDetails, format_run_details
+from perdure.cli.worker import log_to_stderr
 from perdure.errors import StoreMismatchError
 from perdure.types.events import ApprovalRequested, CallSaid, ModelCompleted
 from perdure.types.interface import Response, Status
@@ -42,10 +44,10 @@ def test_the_error_of_the_last_turn_has_its_hint_in_words_of_the_command_line() 
     details = RunDetails(status(state="failed"), turns(1), error=error)
     hint = "Point PERDURE_STORE_URL (or --store-url) at it."
     assert list(terminal.format_past_turns(details))[-2:] == [
-        "its last turn failed: StoreMismatchError: another store",
+        "its last turn failed: StoreMismatchError: another store.",
         hint,
     ]
-    assert format_run_details(details)[-2:] == ["failed: StoreMismatchError: another store", f"  {hint}"]
+    assert format_run_details(details)[-2:] == ["failed: StoreMismatchError: another store.", f"  {hint}"]
 
 
 def test_what_was_called_stands_before_the_answer() -> None:
@@ -125,3 +127,17 @@ def test_replies_that_were_shown_as_past_are_not_shown_again() -> None:
     assert list(live.feed(ModelCompleted(iteration=1, text="I look.", calls=looks))) == []
     assert (live.has_replies, live.has_output) == (True, False)
     assert list(live.feed(ModelCompleted(iteration=2, text="Once more.", calls=looks))) == ["Once more.", "→ look()"]
+
+
+def test_what_is_logged_while_a_person_types_is_printed_behind_the_conversation(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with HeldLog():
+        log_to_stderr()  # as the worker of --file does
+        for number in range(101):
+            logging.getLogger("perdure.worker.webhook_delivery").warning("webhook %d is not delivered", number)
+        assert capsys.readouterr().err == ""
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == "logged meanwhile (101 lines, the last 100):"
+    assert len(lines) == 101
+    assert lines[-1].endswith("WARNING perdure.worker.webhook_delivery: webhook 100 is not delivered")

@@ -95,13 +95,13 @@ def shown(**facts: object) -> RunDetails:
 def test_what_it_cost_is_the_transcripts() -> None:
     said = format_run_details(shown())
     assert said[0] == "r-1  running  agent a"
-    assert said[1] == "  1 model call · 1,200 tokens in, 30 out · $0.0021"
+    assert said[1] == "  1 iteration · 1,200 tokens in, 30 out · $0.0021"
     assert serialize_run_details(shown())["usage"]["input_tokens"] == 1200
-    assert serialize_run_details(shown())["model_calls"] == 1
+    assert serialize_run_details(shown())["iterations"] == 1
 
 
 def test_what_it_is_at() -> None:
-    call = {"call_id": "1", "name": "look", "kind": "activity"}
+    call = {"call_id": "1", "tool": "look", "kind": "activity"}
     assert format_run_details(shown(calls=[call], iteration=1))[-1] == "iteration 1 · tools: look"
     assert format_run_details(shown(doing="model", iteration=1, reason="RateLimitError: slow down"))[-1] == (
         "iteration 2 · the model thinks · RateLimitError: slow down"
@@ -134,7 +134,7 @@ def test_the_ids_of_calls_are_shown_on_demand() -> None:
     assert "[2]     → look()  2" in list(format_conversation(MESSAGES, call_ids=True))
     assert "[1]     I look." in format_run_details(shown())
     assert any(line.endswith("depth=2)  1") for line in format_run_details(shown()))
-    pending = {"call_id": "c-7", "name": "pay", "hash": "h"}
+    pending = {"call_id": "c-7", "tool": "pay", "hash": "h"}
     asks = {**pending, "call_id": "c-8", "kind": "question"}
     waiting = format_run_details(shown(state="waiting", doing="approval", approvals=[pending, asks]))[-1]
     assert "waits for approval: pay (c-7); waits for an answer: pay (c-8); " in waiting

@@ -12,7 +12,7 @@ from perdure.types.interface import Status
 
 
 def one(state: str, **facts: Any) -> DecidedApproval:
-    return DecidedApproval.model_validate({"call_id": "c", "name": "pay", "state": state, "at": "noon", **facts})
+    return DecidedApproval.model_validate({"call_id": "c", "tool": "pay", "state": state, "at": "noon", **facts})
 
 
 @pytest.mark.parametrize(

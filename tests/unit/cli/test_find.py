@@ -18,7 +18,7 @@ def test_a_unique_beginning_is_enough(prefix: str, id: str) -> None:
 
 def test_several_are_named() -> None:
     with pytest.raises(
-        InvalidInputError, match="2 runs begin with 'reader-1'\nGive more of the id: reader-1a"
+        InvalidInputError, match=r"2 runs begin with 'reader-1'\.\nGive more of the id: reader-1a"
     ) as error:
         match_run_id("reader-1", IDS)
     assert get_exit_code(error.value) == 2

@@ -19,7 +19,6 @@ import perdure
 from perdure import cli
 from perdure.cli import app
 from perdure.cli.output import get_exit_code, print_unexpected_error, translate_hint
-from perdure.embedded import diagnosis
 from perdure.errors import StoreLocationError
 from perdure.store import open_store
 from perdure.workflows.agent import AgentWorkflow
@@ -105,7 +104,7 @@ def test_an_unexpected_error_is_one_line_and_its_traceback_in_a_file(
     assert print_unexpected_error(LookupError("lost")) == 1
     said = capsys.readouterr().err
     (file,) = tmp_path.iterdir()
-    assert said.splitlines()[0] == "error: unexpected LookupError: lost"
+    assert said.splitlines()[0] == "error: unexpected LookupError: lost."
     assert str(file) in said
     assert "Traceback" not in said
     assert "LookupError: lost" in file.read_text()
@@ -116,7 +115,7 @@ def test_a_full_disk_is_not_a_fault_of_perdure() -> None:
     with Path("/dev/full").open("w") as full:
         program = [sys.executable, "-m", "perdure", "--version"]
         done = subprocess.run(program, stdout=full, stderr=subprocess.PIPE, text=True)
-    assert (done.returncode, done.stderr) == (1, "error: cannot write the output: No space left on device\n")
+    assert (done.returncode, done.stderr) == (1, "error: cannot write the output: No space left on device.\n")
 
 
 @pytest.mark.parametrize(("file", "place"), [(None, "a file"), ("/tmp/s.db", "/tmp/s.db")])
@@ -128,7 +127,7 @@ def test_a_full_disk_of_something_else_is_not_called_the_output(
 
     monkeypatch.setattr(cli, "app", fill)
     assert cli._run_app() == 1
-    assert capsys.readouterr().err == f"error: cannot write {place}: No space left on device\n"
+    assert capsys.readouterr().err == f"error: cannot write {place}: No space left on device.\n"
 
 
 def test_version() -> None:
@@ -136,18 +135,3 @@ def test_version() -> None:
     assert (result.exit_code, result.output) == (0, f"perdure {metadata.version('perdure')}\n")
     program = [sys.executable, "-m", "perdure", "--version"]
     assert subprocess.run(program, capture_output=True, text=True).stdout == result.output
-
-
-def test_doctor_recommends_what_can_be_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    offered = set(metadata.metadata("perdure").get_all("Provides-Extra") or ())
-    assert set(diagnosis._EXTRA_PACKAGES) <= offered
-    monkeypatch.setattr(diagnosis, "_read_package_version", lambda package: "1" if package == "openai" else None)
-    (extras,) = [finding for finding in diagnosis._check_packages() if finding.check == "extras"]
-    assert extras.hint is not None
-    assert extras.hint.startswith("pip install 'perdure[anthropic,")
-
-    def missing(name: str) -> None:
-        raise metadata.PackageNotFoundError(name)
-
-    monkeypatch.setattr(diagnosis.metadata, "metadata", missing)
-    assert diagnosis._build_install_hint(["encryption", "yaml"]) == "pip install cryptography pyyaml"

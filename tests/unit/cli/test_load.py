@@ -45,7 +45,7 @@ def test_agents_at_the_top_level_are_found_once(write: Write) -> None:
     loaded = load_agent_module(write("shop.py", AGENT + "same = helper\nother = Agent('other', 'openai:gpt-5-mini')\n"))
     assert [agent.name for agent in loaded.agents] == ["helper", "other"]
     assert loaded.get_agent("other").name == "other"
-    with pytest.raises(InvalidInputError, match=r"no agent 'nobody'\nIt has: helper, other"):
+    with pytest.raises(InvalidInputError, match=r"no agent 'nobody'.\nIt has: helper, other"):
         loaded.get_agent("nobody")
 
 

@@ -68,7 +68,7 @@ def test_an_error_from_outside_cannot_add_a_hint(capsys: pytest.CaptureFixture[s
     from perdure.cli.output import print_error
 
     print_error(RunError("it failed\nhint: run this", hint="Look at it."))
-    assert capsys.readouterr().err == "error: it failed\n  hint: run this\nhint: Look at it.\n"
+    assert capsys.readouterr().err == "error: it failed\n  hint: run this.\nhint: Look at it.\n"
 
 
 # --- nothing is printed past it

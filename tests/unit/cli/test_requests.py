@@ -17,12 +17,12 @@ from perdure.types.approvals import DecidedApproval, WaitingCall
 
 
 def approval(call_id: str = "c1", **facts: Any) -> RunWait:
-    fields = {"call_id": call_id, "name": "refund", "hash": f"h-{call_id}", "arguments": {"order": "7"}, "since": "t"}
+    fields = {"call_id": call_id, "tool": "refund", "hash": f"h-{call_id}", "arguments": {"order": "7"}, "since": "t"}
     return RunWait(facts.pop("run_id", "r"), WaitingCall.model_validate(fields | facts))
 
 
 def question(form: dict[str, Any] | None = None, **facts: Any) -> RunWait:
-    fields = {"call_id": "q1", "kind": "question", "name": "pay", "question": "How\x1b[2J?\nSay.", "form": form}
+    fields = {"call_id": "q1", "kind": "question", "tool": "pay", "question": "How\x1b[2J?\nSay.", "form": form}
     return approval(**fields | facts)
 
 
@@ -79,7 +79,7 @@ def test_without_a_request_every_line_is_a_message() -> None:
 def test_a_line_never_decides_on_a_call_that_is_shown_later() -> None:
     chat = Chat(approval(), approval("c2"))
     chat.begin("y")
-    past = DecidedApproval(call_id="c1", name="refund", state="denied", by="bea", at="noon")
+    past = DecidedApproval(call_id="c1", tool="refund", state="denied", by="bea", at="noon")
     assert chat.wait(approval("c2"), decided=(past,)) == ["(refund (c1): denied by bea at noon)"]
     chat.requests.format_prompt()
     with pytest.raises(InvalidInputError, match=r"refund \(c1\) waits no longer: 'y' was not sent"):
@@ -103,7 +103,7 @@ def test_a_line_is_for_the_run_that_was_drawn() -> None:
     assert chat.enter("y") == ApprovalEntry(drawn, approved=True)
     chat.requests.set_decided(drawn, True)
     assert chat.enter("n") == ApprovalEntry(own, approved=False), "in the order of their arrival"
-    past = DecidedApproval(call_id="c1", name="refund", state="denied", by="bea", at="noon")
+    past = DecidedApproval(call_id="c1", tool="refund", state="denied", by="bea", at="noon")
     assert list(chat.requests.update([own], {("r/1", "c1"): past})) == ["([r/1] refund (c1): denied by bea at noon)"]
 
 
@@ -139,7 +139,7 @@ def test_the_same_call_that_asks_again_is_another_request() -> None:
 
 def test_what_is_shown_of_a_call() -> None:
     long = approval("c2", arguments={"note": "x" * 5000}, expires="noon", run_id="r/1")
-    huge = approval("c3", arguments=None, name="re\x1b[2Jfund")
+    huge = approval("c3", arguments=None, tool="re\x1b[2Jfund")
     lines = Chat(approval(), long, huge).lines
     assert lines[0] == '? refund(order="7")  c1'
     assert lines[1].startswith('? [r/1] refund(note="xxx')

@@ -15,7 +15,8 @@ AT = "2026-01-02T03:04:05+00:00"
 
 
 def past(state: str, by: str | None, **more: Any) -> DecidedApproval:
-    return DecidedApproval.model_validate({**CALL, "state": state, "by": by, "at": AT, **more})
+    call = {"call_id": CALL["call_id"], "tool": CALL["name"]}
+    return DecidedApproval.model_validate({**call, "state": state, "by": by, "at": AT, **more})
 
 
 @pytest.mark.parametrize(

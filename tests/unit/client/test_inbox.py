@@ -12,7 +12,7 @@ from perdure.client.inbox import read_pending_memo
 from perdure.temporal.attributes import build_search_attributes
 from perdure.types.interface import AGENT_ATTRIBUTE, PENDING_ATTRIBUTE, WAITING_MEMO
 
-ONE = {"kind": "approval", "call_id": "c", "name": "pay", "hash": "h", "arguments": {"a": None}}
+ONE = {"kind": "approval", "call_id": "c", "tool": "pay", "hash": "h", "arguments": {"a": None}}
 
 
 class Seen:

@@ -8,7 +8,14 @@ from typing import Any
 
 import pytest
 
-from perdure.errors import ApprovalDecidedError, ApprovalExpiredError, InvalidInputError, PerdureError, RunClosedError
+from perdure.errors import (
+    ApprovalDecidedError,
+    ApprovalExpiredError,
+    ApprovalForbiddenError,
+    InvalidInputError,
+    PerdureError,
+    RunClosedError,
+)
 from perdure.loop.apply import apply_result
 from perdure.loop.approvals import check_approval, decide_approval, update_approval_waits
 from perdure.loop.decide import CallModel, RecordClosing, RunToolCalls, Wait
@@ -141,8 +148,8 @@ def test_the_time_counts_from_the_first_look_and_over_continue_as_new() -> None:
         ),
         (SHOWN, InvalidInputError, "an approver other than its requester"),
         ({**SHOWN, "by": "  "}, InvalidInputError, "an approver other than its requester"),
-        ({**SHOWN, "by": "ana"}, InvalidInputError, "ana requested what led to"),
-        ({**SHOWN, "by": " AＮA "}, InvalidInputError, "requested what led to"),
+        ({**SHOWN, "by": "ana"}, ApprovalForbiddenError, "ana requested what led to"),
+        ({**SHOWN, "by": " AＮA "}, ApprovalForbiddenError, "requested what led to"),
     ],
 )
 def test_what_cannot_be_decided_is_refused_and_changes_nothing(raw: Any, error: type[PerdureError], match: str) -> None:
@@ -184,6 +191,6 @@ def test_more_people_than_are_remembered_leave_a_separate_call_to_nobody() -> No
     state = asked(waiting(separate=True), message={"content": "hi", "by": "ana"})
     record_requesters(state, [f"{n:016x}" for n in range(MAX_SENDERS)])
     assert list_requesters(state) == [ANYBODY]
-    with pytest.raises(InvalidInputError, match="zoe requested what led to"):
+    with pytest.raises(ApprovalForbiddenError, match="zoe requested what led to"):
         decide(state, by="zoe")
     assert decide(state, decision="deny", by="ana").state == "denied"

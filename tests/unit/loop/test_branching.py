@@ -261,4 +261,4 @@ def test_what_is_open_is_shown_and_survives_another_execution() -> None:
     status = build_status(state)
     assert (status.state, status.doing) == ("running", "branches")
     (one,) = status.calls
-    assert (one.kind, one.name, one.call_id, one.context_id) == ("branch", "sub", "branch-4", child_id(4))
+    assert (one.kind, one.tool, one.call_id, one.context_id) == ("branch", "sub", "branch-4", child_id(4))

@@ -35,6 +35,8 @@ MODELS = {
 }
 ENTRIES = [(kind, entry) for kind in ("openai", "anthropic") for entry in DIALECTS if kind in entry.formats]
 NATIVE = ("google", "openai-responses")
+WHOLE = {"openai/openai", "anthropic/anthropic", *NATIVE}
+"""Histories of which every beginning is sent, and every server's own; of the others one with results, and all of it."""
 OFFICIAL = {"openai": ("openai.com",), "anthropic": ("anthropic.com",)}
 
 
@@ -125,11 +127,12 @@ def iter_refusals(format: str, dialect: Dialect) -> Iterator[str]:
     """What the fake of that server says to all that it may be sent."""
     model = model_of(format, dialect.name)
     for source, messages in list_histories():
-        for size in range(1, len(messages) + 1):
+        is_whole = source in WHOLE or source == f"{format}/{dialect.name}"
+        for size in range(1, len(messages) + 1) if is_whole else (3, len(messages)):
             if any(messages[size - 1].tool_calls):
                 continue  # the engine never sends a call without its result
             request = ModelRequest(model, messages[:size], "Be brief.", [LOOK], settings={"max_tokens": 99})
-            for tool_choice in (None, "look"):
+            for tool_choice in (None, "look") if is_whole else (None,):
                 body = encode(format, dialect, replace(request, tool_choice=tool_choice))
                 assert "Look." in json.dumps(body)
                 if flaw := dialects.refuse(format, dialect.name, body):

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from perdure.errors import DefinitionError, RuntimeSetupError, SettingsError
+from perdure.errors import DefinitionError, MissingExtraError, SettingsError
 from perdure.ports.model import Completed, ModelRequest, StreamEvent
 from perdure.providers import (
     check_settings,
@@ -109,7 +109,7 @@ def test_a_missing_sdk_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -
     )
     assert parse_model("openai:gpt-5")
     check_settings("openai", {"seed": 1}, {})
-    with pytest.raises(RuntimeSetupError, match=r"pip install 'perdure\[openai\]'"):
+    with pytest.raises(MissingExtraError, match="needs the extra 'openai'"):
         get_provider("openai")
 
 

@@ -46,9 +46,11 @@ def test_a_failure_leaves_no_half_schema(tmp_path: Path, monkeypatch):
 
 
 def test_a_row_of_runs_is_read_by_position():
-    *columns, tenant, user = (column for column in TABLES["runs"] if column != "key_id")
+    *columns, tenant, user, first, error_type, error = (column for column in TABLES["runs"] if column != "key_id")
     names = [field.name for field in fields(RunRow)]
-    assert names == [*columns, "root", tenant, user.removesuffix("_id")], "the root is of the run's events"
+    assert names == [*columns, "root", tenant, user.removesuffix("_id"), first, error_type, error], (
+        "the root is of the run's events"
+    )
 
 
 def test_a_row_of_usage_is_read_by_position():

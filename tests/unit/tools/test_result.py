@@ -145,7 +145,7 @@ class MuteError(Exception):
         (TimeoutError(), "TimeoutError"),
         (ValueError("lone \ud800"), "ValueError: lone �"),
         (MuteError(), "MuteError"),
-        (ToolError("no order", hint="Ask for it."), "ToolError: no order\nAsk for it."),
+        (ToolError("no order", hint="Ask for it."), "ToolError: no order.\nAsk for it."),
         (
             ExceptionGroup("two", [ValueError("a"), ExceptionGroup("one", [KeyError("b")])]),
             "ExceptionGroup: two (2 sub-exceptions)\n- ValueError: a\n"

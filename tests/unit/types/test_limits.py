@@ -48,7 +48,7 @@ def test_what_is_no_limit_is_refused(kind: Any, given: dict[str, Any], said: str
         ({"wall_time": "never"}, "wall_time: 'never' is not a duration"),
         ({"turn": 5}, "Limits must be a valid dictionary or instance of Limits, not 5"),
         ({"turn": {"tokens": 0}}, "tokens must be greater"),
-        ({"token": 5}, "token: Extra inputs are not permitted\nLimits takes attempts, call_timeout, "),
+        ({"token": 5}, "token: Extra inputs are not permitted.\nLimits takes attempts, call_timeout, "),
         ({"turn": Limits(attempts=3)}, "turn: it has attempts, which is not a limit of a turn"),
         ({"turn": Limits(turn=Limits(tokens=5))}, "turn: it has turn"),
     ],

@@ -11,7 +11,10 @@ HOME = Path(outcome_unknown.__file__)
 
 def list_texts(path: Path) -> list[str]:
     """The strings of a module, the literal parts of f-strings too, without its docstrings."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
+    source = path.read_text(encoding="utf-8")
+    if not any(words in source.lower() for words in ("outcomeunknown", "may have", "happened or not")):
+        return []  # quicker than to parse it
+    tree = ast.parse(source)
     statements = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     constants = (node for node in ast.walk(tree) if isinstance(node, ast.Constant) and id(node) not in statements)
     return [node.value for node in constants if isinstance(node.value, str)]

@@ -175,7 +175,7 @@ def test_an_errors_hint_and_arguments_are_redacted_too() -> None:
     error = RateLimitError("slow down, s3cr3t-0123", hint="Look at s3cr3t-0123.", retry_after=3, status=429)
     assert Redaction(["s3cr3t-0123"]).redact_error(error) is error
     assert (str(error), error.args) == (
-        f"slow down, {REDACTION_MARK}\nLook at {REDACTION_MARK}.",
+        f"slow down, {REDACTION_MARK}.\nLook at {REDACTION_MARK}.",
         (f"slow down, {REDACTION_MARK}",),
     )
     assert (error.retry_after, error.status) == (3, 429)

@@ -310,7 +310,7 @@ async def test_what_callers_may_do(caller: Caller, verb: Verb, resource: Resourc
 async def test_what_may_not_be_read_is_not_there() -> None:
     own = Resource("session", "s", agent="a", tenant="acme")
     await check_allowed(RoleAuthorizer(), ACME, "send", own)
-    with pytest.raises(ForbiddenError, match="may not admin"):
+    with pytest.raises(ForbiddenError, match="may not manage tokens"):
         await check_allowed(RoleAuthorizer(), ACME, "admin", own)
     with pytest.raises(NotFoundError):
         await check_allowed(RoleAuthorizer(), ACME, "send", Resource("session", "s", agent="a", tenant="other"))

@@ -11,13 +11,14 @@ import httpx
 import pytest
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import JSONResponse
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
-from starlette.types import ASGIApp, Message
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from perdure.errors import InvalidInputError
 from perdure.web.auth import Caller
 from perdure.web.limits import (
+    REFUSED_BODY_KEY,
     BodyLimits,
     BodyRule,
     ConnectionLimiter,
@@ -422,3 +423,26 @@ def test_open_streams_of_a_caller_are_limited() -> None:
         assert refused.value.status == 429
     with limiter.hold(ANA), limiter.hold(ANA):
         pass
+
+
+async def test_a_caller_who_is_not_known_learns_that_first() -> None:
+    """The type of the body is said to callers who may send one."""
+    acted: list[str] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        headers = dict(scope["headers"])
+        if b"authorization" not in headers:
+            await Response("who?", 401)(scope, receive, send)
+            return
+        if (refused := scope.get(REFUSED_BODY_KEY)) is not None:
+            raise refused
+        acted.append("acted")
+        await Response("done")(scope, receive, send)
+
+    transport = httpx.ASGITransport(BodyLimits(app, limits=WebLimits()))
+    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+        form = {"content-type": "application/x-www-form-urlencoded"}
+        assert (await client.post("/", content=b"a=1", headers=form)).status_code == 401
+        known = form | {"authorization": "Bearer x"}
+        assert (await client.post("/", content=b"a=1", headers=known)).status_code == 415
+        assert acted == []

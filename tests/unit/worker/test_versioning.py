@@ -182,7 +182,7 @@ def test_the_workflow_has_a_behavior_only_where_a_worker_has_a_version(
         return [_Definition.must_from_class(one).versioning_behavior for one in config.get("workflows", ())]
 
     versioned = WorkerDeploymentConfig(SHOP, use_worker_versioning=True, default_versioning_behavior=default)
-    assert behaviors(deployment_config=versioned) == [AUTO_UPGRADE, AUTO_UPGRADE]
+    assert behaviors(deployment_config=versioned) == [AUTO_UPGRADE] * 3
     # Temporal refuses the tasks of a worker that says a behaviour without a version.
     assert behaviors() == behaviors(deployment_config=WorkerDeploymentConfig(SHOP, use_worker_versioning=False))
     assert not any(behaviors())

@@ -92,10 +92,16 @@ def _create_runs() -> None:
         sa.Column("tenant", TEXT),
         sa.Column("user_id", TEXT),  # in PostgreSQL, `user` is the user of the connection
         sa.Column("key_id", TEXT),
+        sa.Column("first_message", TEXT),
+        sa.Column("error_type", TEXT),
+        sa.Column("error", TEXT),
     )
     op.create_index("runs_created_at", "runs", ["created_at"])
     op.create_index("runs_agent", "runs", ["agent", "created_at"])
     op.create_index("runs_status", "runs", ["status", "created_at"])
+    # Failed runs by the time of their end.
+    is_failed = sa.text("error_type IS NOT NULL")
+    op.create_index("runs_failed", "runs", ["updated_at"], sqlite_where=is_failed, postgresql_where=is_failed)
     _create_index_of_given("runs", "tenant")
     _create_index_of_given("runs", "user_id")
 
@@ -226,6 +232,7 @@ def _create_usage() -> None:
         sa.Column("created_at", TEXT, nullable=False),
     )
     op.create_index("usage_created_at", "usage", ["created_at"])
+    op.create_index("usage_run", "usage", [sa.text("coalesce(root, context_id)")])
     op.create_index("usage_agent", "usage", ["agent", "created_at"])
     _create_index_of_given("usage", "tenant")
     op.create_table(
@@ -254,12 +261,22 @@ def _create_surfaces() -> None:
         sa.Column("hash", TEXT, nullable=False),
         sa.Column("created_at", TEXT, nullable=False),
         sa.Column("expires_at", TEXT),
+        sa.Column("summary", TEXT, nullable=False),
+        sa.Column("amount", sa.Float(53)),
     )
     op.create_index("waits_created_at", "waits", ["created_at", "context_id", "call_id"])
     op.create_index("waits_agent", "waits", ["agent", "created_at"])
     expiring = sa.text("expires_at IS NOT NULL")
     op.create_index(
         "waits_expires_at", "waits", ["expires_at", "agent"], sqlite_where=expiring, postgresql_where=expiring
+    )
+    counted = sa.text("amount IS NOT NULL")
+    op.create_index(
+        "waits_amount",
+        "waits",
+        [sa.text("(-amount)"), "context_id", "call_id"],
+        sqlite_where=counted,
+        postgresql_where=counted,
     )
     _create_failures()
     op.create_table(

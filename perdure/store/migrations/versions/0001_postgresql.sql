@@ -20,7 +20,7 @@
 -- p_lost_*: the retraction to write if the first open delta is p_lost_seq. Its body is built by the caller, from a row
 -- that only the database knows: PD002 names the stream and the number, and the caller calls again with it.
 -- p_waits: what the events change in the waits, see event_log.py: the token of the writer's activity, the agent, and for
--- each change eight values from the event's index on. p_failures: what they change in the failing calls, see
+-- each change ten values from the event's index on. p_failures: what they change in the failing calls, see
 -- ports/failures.py: the token of the writer's activity, the agent, tenant and user, after how many attempts a run is held
 -- up, and for each change the eleven values of a FailureChange. p_outbox: index and target of each row. p_key_id: that of
 -- the key that the bodies are encrypted with.
@@ -185,15 +185,17 @@ BEGIN
                     v_has_ended := true;
                 END IF;
             ELSE
-                INSERT INTO waits (context_id, call_id, root, seq, kind, agent, tool, hash, created_at, expires_at)
+                INSERT INTO waits (context_id, call_id, root, seq, kind, agent, tool, hash, created_at, expires_at,
+                                   summary, amount)
                 VALUES (p_waits[v_wait + 1], p_waits[v_wait + 2], stream, last_seq, p_waits[v_wait + 3], p_waits[2],
-                        p_waits[v_wait + 4], p_waits[v_wait + 5], p_waits[v_wait + 6], p_waits[v_wait + 7])
+                        p_waits[v_wait + 4], p_waits[v_wait + 5], p_waits[v_wait + 6], p_waits[v_wait + 7],
+                        p_waits[v_wait + 8], p_waits[v_wait + 9]::double precision)
                 ON CONFLICT (context_id, call_id) DO UPDATE
                     SET root = excluded.root, seq = excluded.seq, kind = excluded.kind, agent = excluded.agent,
                         tool = excluded.tool, hash = excluded.hash, created_at = excluded.created_at,
-                        expires_at = excluded.expires_at;
+                        expires_at = excluded.expires_at, summary = excluded.summary, amount = excluded.amount;
             END IF;
-            v_wait := v_wait + 8;
+            v_wait := v_wait + 10;
         END LOOP;
         IF p_failures[v_failure]::integer = i - v_shift AND p_failures[v_failure + 1] IN ('fail', 'end', 'count') THEN
             INSERT INTO failed_attempts (key, hour, agent, tenant, user_id, kind, source, status, error_type, attempts,
@@ -302,6 +304,7 @@ CREATE FUNCTION perdure_commit_0001(
     p_key text, p_kind text, p_outcome bytea,
     p_run_id text, p_agent text, p_scope text, p_run_head text, p_run_status text, p_iterations integer,
     p_run_result bytea, p_run_asked_at text, p_run_tenant text, p_run_user_id text,
+    p_first_message text, p_error_type text, p_error text,
     p_turn_context_id text, p_task_id text, p_turn_status text, p_turn_head text, p_turn_result bytea,
     p_turn_asked_at text, p_message_ids text[],
     p_usage_context_id text, p_usage_agent text, p_purpose text, p_provider text, p_model text, p_usage_status text,
@@ -347,13 +350,15 @@ BEGIN
     END IF;
     IF p_run_id IS NOT NULL THEN
         INSERT INTO runs (context_id, agent, scope, head, status, iterations, result, asked_at, created_at, updated_at,
-                          tenant, user_id, key_id)
+                          tenant, user_id, key_id, first_message, error_type, error)
         VALUES (p_run_id, p_agent, p_scope, p_run_head, p_run_status, p_iterations, p_run_result, p_run_asked_at,
-                p_now, p_now, p_run_tenant, p_run_user_id, p_key_id)
+                p_now, p_now, p_run_tenant, p_run_user_id, p_key_id, p_first_message, p_error_type, p_error)
         ON CONFLICT (context_id) DO UPDATE
             SET agent = excluded.agent, scope = excluded.scope, head = excluded.head, status = excluded.status,
                 iterations = excluded.iterations, result = excluded.result, asked_at = excluded.asked_at,
-                updated_at = excluded.updated_at, key_id = excluded.key_id
+                updated_at = excluded.updated_at, key_id = excluded.key_id,
+                first_message = COALESCE(runs.first_message, excluded.first_message),
+                error_type = excluded.error_type, error = excluded.error
             WHERE excluded.asked_at >= runs.asked_at AND runs.tenant IS NOT DISTINCT FROM excluded.tenant
                 AND runs.user_id IS NOT DISTINCT FROM excluded.user_id;
         IF NOT FOUND AND EXISTS (

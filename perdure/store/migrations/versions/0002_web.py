@@ -1,5 +1,5 @@
 """Tables of the HTTP service: API tokens, and logins of the console; grants for MCP servers; decisions that can be
-taken back; webhooks, and the log of their deliveries."""
+taken back; webhooks, and the log of their deliveries; bulk actions."""
 
 from pathlib import Path
 
@@ -19,6 +19,7 @@ def upgrade() -> None:
     _create_grants()
     _create_decisions()
     _create_webhooks()
+    _create_bulk_actions()
     if op.get_context().dialect.name == "postgresql":
         op.get_bind().exec_driver_sql(_build_append_function())
 
@@ -131,6 +132,7 @@ def _create_webhooks() -> None:
         sa.Column("created_by", TEXT, nullable=False),
         sa.Column("created_at", TEXT, nullable=False),
         sa.Column("updated_at", TEXT, nullable=False),
+        sa.Column("allowed", TEXT, nullable=False),
     )
     # Each commit of an event that webhooks deliver looks here whether there is an enabled one.
     enabled = sa.text("enabled = 1")
@@ -157,6 +159,46 @@ def _create_webhooks() -> None:
     op.create_index("webhook_deliveries_webhook_id", "webhook_deliveries", ["webhook_id", "created_at", "id"])
     op.create_index("webhook_deliveries_message_id", "webhook_deliveries", ["message_id"])
     op.create_index("webhook_deliveries_created_at", "webhook_deliveries", ["created_at"])
+
+
+def _create_bulk_actions() -> None:
+    """Create the tables of bulk actions and of their runs, see ``perdure.ports.bulk_actions``."""
+    op.create_table(
+        "bulk_actions",
+        sa.Column("id", TEXT, primary_key=True),
+        sa.Column("verb", TEXT, nullable=False),
+        sa.Column("filter", TEXT, nullable=False),
+        sa.Column("tenant", TEXT),
+        sa.Column("user_id", TEXT),
+        sa.Column("by", TEXT, nullable=False),
+        sa.Column("auth", TEXT, nullable=False),
+        sa.Column("origin", TEXT, nullable=False),
+        sa.Column("total", sa.Integer, nullable=False),
+        sa.Column("per_second", sa.Float(53), nullable=False),
+        sa.Column("concurrency", sa.Integer, nullable=False),
+        sa.Column("state", TEXT, nullable=False),
+        sa.Column("created_at", TEXT, nullable=False),
+        sa.Column("ended_at", TEXT),
+        sa.Column("stopped_by", TEXT),
+    )
+    op.create_index("bulk_actions_created_at", "bulk_actions", ["created_at", "id"])
+    op.create_table(
+        "bulk_runs",
+        sa.Column("bulk_id", TEXT, primary_key=True),
+        sa.Column("context_id", TEXT, primary_key=True),
+        sa.Column("position", sa.Integer, nullable=False),
+        sa.Column("execution", TEXT, nullable=False),
+        sa.Column("agent", TEXT, nullable=False),
+        sa.Column("tenant", TEXT),
+        sa.Column("user_id", TEXT),
+        sa.Column("outcome", TEXT, nullable=False),
+        sa.Column("detail", TEXT),
+        # How many attempts have begun to act on the run.
+        sa.Column("attempts", sa.Integer, nullable=False),
+        sa.Column("done_at", TEXT),
+    )
+    op.create_index("bulk_runs_position", "bulk_runs", ["bulk_id", "position"])
+    op.create_index("bulk_runs_context_id", "bulk_runs", ["context_id"])
 
 
 def _build_append_function() -> str:

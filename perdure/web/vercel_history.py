@@ -1,0 +1,131 @@
+"""The messages of a chat for ``useChat``, as a page that is opened again shows them first.
+
+    GET {prefix}/{agent}/{chatId}/messages    the newest messages as UIMessage[], oldest first
+
+The answer of a turn that is open is left out: the stream of that turn replays it from the start, and the client would
+have it twice. So the last message is the user's exactly when there is something to resume.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from starlette.responses import Response
+
+from ..errors import RunNotFoundError
+from ..loop.transcript import SUMMARY_ID
+from ..types.events import MessageInjected
+from ..types.messages import BlobRef, FilePart, Message, TextPart, ThinkingPart, ToolCallPart, ToolResultPart
+from .operations import Call
+from .turns import (
+    EventTexts,
+    encode_json,
+    find_present_turn,
+    find_turn_start,
+    is_answer_call,
+    open_session,
+    read_history,
+    read_latest_seq,
+)
+
+MAX_HISTORY = 400
+"""Messages of the transcript that a page is given: the newest ones."""
+
+UIMessage = dict[str, Any]
+
+
+async def list_chat_messages(call: Call) -> Response:
+    """List the messages of a chat; none for a chat that has no message yet."""
+    chat_id = call.caller.read_id(call.params["chat"])
+    try:
+        await open_session(call, chat_id, "read", "vercel")
+        turn = await find_present_turn(call.client, chat_id)
+    except RunNotFoundError:
+        return Response("[]", media_type="application/json")
+    run, store = call.client.run(chat_id), await call.client.store()
+    present: list[UIMessage] = []
+    until = await read_latest_seq(call.client, chat_id)
+    if (await turn.status()).state == "running":
+        begin = await find_turn_start(call.client, turn, until)
+        events = await read_history(run, EventTexts(call.client), until, begin or 0)
+        present = [_build_injected(event) for event in events if isinstance(event, MessageInjected) and not event.path]
+    head = await run.read_head(store)
+    pages = call.web.transcripts
+    messages, total = await pages.read(store, chat_id, head, after=-1, limit=MAX_HISTORY, full=True)
+    if total > MAX_HISTORY:
+        after = total - 1 - MAX_HISTORY
+        messages, _ = await pages.read(store, chat_id, head, after=after, limit=MAX_HISTORY, full=True)
+    chat = build_chat_messages(messages)
+    ids = {message["id"] for message in present}
+    cut = next((index for index, message in enumerate(chat) if message["id"] in ids), len(chat))
+    return Response(encode_json(call.caller.show_ids([*chat[:cut], *present])), media_type="application/json")
+
+
+def build_chat_messages(messages: Sequence[Message]) -> list[UIMessage]:
+    """Build the messages of a chat from a transcript. All replies to a message of the user are one message of the
+    assistant, as in the stream of a turn; summaries are left out."""
+    results = {part.call_id: part for message in messages for part in message.tool_results}
+    chat: list[UIMessage] = []
+    for index, message in enumerate(messages):
+        if message.role == "user" and message.id != SUMMARY_ID:
+            parts = [_build_content_part(part) for part in message.parts if isinstance(part, TextPart | FilePart)]
+            chat.append({"id": message.id or f"m{index}", "role": "user", "parts": parts})
+        elif message.role == "assistant":
+            if not chat or chat[-1]["role"] != "assistant":
+                of = chat[-1]["id"] if chat else f"m{index}"
+                chat.append({"id": f"{of}/reply", "role": "assistant", "parts": []})
+            chat[-1]["parts"] += [{"type": "step-start"}, *_build_reply_parts(message, results)]
+    return chat
+
+
+def _build_reply_parts(message: Message, results: dict[str, ToolResultPart]) -> list[dict[str, Any]]:
+    parts: list[dict[str, Any]] = []
+    for part in message.parts:
+        if isinstance(part, TextPart | FilePart):
+            parts.append(_build_content_part(part))
+        elif isinstance(part, ThinkingPart) and part.text:
+            parts.append({"type": "reasoning", "text": part.text, "state": "done"})
+        elif isinstance(part, ToolCallPart) and not is_answer_call(part.name):
+            parts.append(_build_tool_part(part, results.get(part.id)))
+    return parts
+
+
+def _build_content_part(part: TextPart | FilePart) -> dict[str, Any]:
+    if isinstance(part, TextPart):
+        return _build_blob_part(part.blob) if part.blob else {"type": "text", "text": part.text, "state": "done"}
+    if part.url is not None:
+        return {"type": "file", "url": part.url, "mediaType": part.media_type}
+    return {"type": "data-file", "data": {"name": part.name, "mediaType": part.media_type}}
+
+
+def _build_blob_part(blob: BlobRef) -> dict[str, Any]:
+    """Build the part of a text that is too large for a message: `/v1/sessions/{id}/items` has its address."""
+    return {"type": "data-blob", "data": {"hash": blob.hash, "size": blob.size}}
+
+
+def _build_tool_part(call: ToolCallPart, result: ToolResultPart | None) -> dict[str, Any]:
+    part = {"type": "dynamic-tool", "toolName": call.name, "toolCallId": call.id, "input": call.arguments or {}}
+    if result is None:
+        return part | {"state": "input-available"}
+    if result.blob is not None:
+        return part | {"state": "output-available", "output": _build_blob_part(result.blob)["data"]}
+    if result.is_error:
+        return part | {"state": "output-error", "errorText": result.content}
+    return part | {"state": "output-available", "output": read_tool_output(result.content)}
+
+
+def read_tool_output(content: str) -> Any:
+    """Return a tool's result as a value, or as text where it is not JSON."""
+    try:
+        return json.loads(content)
+    except (ValueError, RecursionError):
+        return content
+
+
+def _build_injected(event: MessageInjected) -> UIMessage:
+    parts = [{"type": "text", "text": event.content, "state": "done"}] if event.content else []
+    parts += [_build_blob_part(event.blob)] if event.blob else []
+    parts += [_build_content_part(file) for file in event.files]
+    return {"id": event.id or f"e{event.seq}", "role": "user", "parts": parts}
