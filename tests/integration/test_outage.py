@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from perdure import Agent, Client
+from perdure import Agent, Client, Worker
 from perdure.client.waits import reconcile_waits
 from perdure.errors import AuthenticationError
 from perdure.ports.failures import HELD_UP_ATTEMPTS
 from perdure.providers import OpenAIChat
+from perdure.store.sqlite import SqliteStore
 from perdure.testing import ScriptedProvider, call
 from perdure.types.events import RunEvent
 from tests.servers.model_server import OpenAIServer, Reply, error
@@ -298,3 +300,29 @@ async def test_what_failed_is_counted_once_whatever_the_workers_deaths(engine: E
         assert await store.list_failing_calls(held_up=False) == []
         [failed] = await store.sum_failed_attempts()
         assert (failed.status, failed.attempts, failed.ended) == (500, 3, 0)
+
+
+@pytest.mark.server
+async def test_where_the_store_fails_temporal_says_what_holds_the_run_up(engine: Engine, tmp_path: Path) -> None:
+    """The workers have another store by mistake: they write nothing into it of this run."""
+    agent = Agent("desk", ScriptedProvider(lambda _: "Hello."))
+    async with engine.served(agent) as client:
+        run = await client.start("desk", "Go.", mode="session")
+        await run.turn().result()
+    url = f"sqlite:///{tmp_path}/stranger.db"
+    other = SqliteStore(url)
+    await other.open()
+    await other.close()
+    stranger = Client(await engine.temporal(), store_url=url, task_queue=engine.task_queue)
+    async with Worker(stranger, [agent], drain=1.0):
+        await run.send("Again.")
+
+        async def is_held_up() -> bool:
+            return (await run.status()).state == "held_up"
+
+        await eventually(is_held_up, deadline=60)
+        [held_up] = (await run.status()).held_up
+        assert (held_up.source, held_up.error_type, held_up.call) == ("store", "StoreMismatchError", "perdure.model")
+        assert held_up.attempts >= HELD_UP_ATTEMPTS
+        await run.terminate()
+    await stranger.close()
