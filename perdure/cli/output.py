@@ -30,7 +30,6 @@ from ..errors import (
     WebhookNotFoundError,
     end_sentence,
 )
-from ..types.summaries import drop_isolates, is_own_summary
 
 if TYPE_CHECKING:
     from ..types.interface import HeldUp, Response
@@ -261,6 +260,8 @@ def format_call(name: str, arguments: Mapping[str, Any] | str | None, *, full: b
 
 def find_own_summary(summary: str, tool: str) -> str:
     """The summary of a waiting call, for the terminal; "" if it says no more than the call itself does."""
+    from ..types.summaries import drop_isolates, is_own_summary  # here: most commands show no call
+
     return escape_line(drop_isolates(summary)) if is_own_summary(summary, tool) else ""
 
 

@@ -240,7 +240,7 @@ def resume(
     """Let a paused run go on, with the step that it paused at; continue a failed, cancelled or timed-out run where it
     ended.
 
-    A run that is paused at a limit goes on when the limit is raised. With --all all runs that match are resumed.
+    A run that is paused at a limit continues when the limit is raised. With --all all runs that match are resumed.
     """
     limits = parse_limits(limit)
     if bulk.everything:

@@ -14,16 +14,16 @@ from temporalio.exceptions import ApplicationError
 
 from ..errors import PerdureError, StoreError
 from ..ports.failures import HELD_UP_ATTEMPTS, FailingCall
-from ..ports.store import RunRow, Store
 from ..ports.times import timestamp
 from ..ports.waits import RunWaits
 from ..types.interface import STORE_MEMO, HeldUp, Status
 from ..types.run_states import OPEN_STATES, RunState
-from ..types.wire import TOOL_ACTIVITY_PREFIX
 from .handles import ClientHandle, RunHandle
 
 if TYPE_CHECKING:
     from temporalio.api.workflow.v1 import PendingActivityInfo
+
+    from ..ports.store import RunRow, Store
 
 logger = logging.getLogger("perdure.client")
 
@@ -194,6 +194,8 @@ async def _read_failing_activities(
 
 
 def _build_held_up_by(pending: PendingActivityInfo, error: ApplicationError, status: Status) -> HeldUp:
+    from ..types.wire import TOOL_ACTIVITY_PREFIX  # here: a client that lists runs needs no inputs of activities
+
     name, kind = pending.activity_type.name, error.type or "Failure"
     source = name.removeprefix(TOOL_ACTIVITY_PREFIX) if name.startswith(TOOL_ACTIVITY_PREFIX) else ""
     is_due = pending.HasField("next_attempt_schedule_time")

@@ -10,10 +10,12 @@ import hashlib
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
-from .. import events
 from .times import add_seconds
+
+if TYPE_CHECKING:
+    from .. import events
 
 HELD_UP_ATTEMPTS = 3
 """Failed attempts of one call, in a row, after which its run counts as held up. One or two pass unseen at any provider

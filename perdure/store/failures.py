@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ..ports.failures import (
     HELD_UP_ATTEMPTS,
@@ -18,9 +18,11 @@ from ..ports.failures import (
 )
 from ..ports.store import EventBatch
 from ..ports.waits import WaitChange
-from ..types.events import Event
 from .schema import Database, Tables, split_keys
 from .statements import load_statements
+
+if TYPE_CHECKING:
+    from ..types.events import Event
 
 SQL = load_statements("failures")
 
