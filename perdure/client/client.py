@@ -20,7 +20,6 @@ from typing_extensions import Unpack
 from .. import _config as config
 from .._encryption import AuthMapping, seal_auth
 from ..errors import InvalidInputError, RunNotFoundError, TranscriptUnavailableError
-from ..ports.waits import WaitGroup, WaitOrder
 from ..store import Chain, open_store
 from ..store.cache import ByteLRU
 from ..temporal.start import build_schedule_action, start_run_workflow
@@ -35,7 +34,6 @@ from .message_content import STORE_HINT, AnyOverride
 from .messages import deliver_message
 from .run import Run
 from .run_ids import claim_run_id, find_message_target
-from .run_lists import list_runs
 from .run_states import RunSummary
 from .start import (
     History,
@@ -56,6 +54,7 @@ if TYPE_CHECKING:
     from ..agent.spec import AgentSpec
     from ..context.run_context import ContextT
     from ..ports.store import Store
+    from ..ports.waits import WaitGroup, WaitOrder
     from .bulk_actions import BulkActions
     from .grants import McpGrants
 
@@ -415,6 +414,8 @@ class Client:
         ``status`` that needs search attributes that the namespace does not have.
         """
         labels = {"tenant": tenant, "user": user}
+        from .run_lists import list_runs
+
         return await list_runs(self, agent=agent, status=status, roots=roots, query=query, limit=limit, **labels)
 
     async def list_page(

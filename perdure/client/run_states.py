@@ -13,9 +13,6 @@ from temporalio.client import WorkflowExecution, WorkflowExecutionDescription
 from temporalio.exceptions import ApplicationError
 
 from ..errors import PerdureError, StoreError
-from ..ports.failures import HELD_UP_ATTEMPTS, FailingCall
-from ..ports.times import timestamp
-from ..ports.waits import RunWaits
 from ..types.interface import STORE_MEMO, HeldUp, Status
 from ..types.run_states import OPEN_STATES, RunState
 from .handles import ClientHandle, RunHandle
@@ -23,7 +20,9 @@ from .handles import ClientHandle, RunHandle
 if TYPE_CHECKING:
     from temporalio.api.workflow.v1 import PendingActivityInfo
 
+    from ..ports.failures import FailingCall
     from ..ports.store import RunRow, Store
+    from ..ports.waits import RunWaits
 
 logger = logging.getLogger("perdure.client")
 
@@ -180,6 +179,8 @@ async def _read_failing_activities(
     run: RunHandle, status: Status, description: WorkflowExecutionDescription
 ) -> tuple[HeldUp, ...]:
     """Read from Temporal which activities of the run have failed often, with an error that says so."""
+    from ..ports.failures import HELD_UP_ATTEMPTS  # here and below: few programs need these modules
+
     found = []
     for pending in description.raw_description.pending_activities:
         if pending.attempt <= HELD_UP_ATTEMPTS or not pending.HasField("last_failure"):
@@ -194,7 +195,8 @@ async def _read_failing_activities(
 
 
 def _build_held_up_by(pending: PendingActivityInfo, error: ApplicationError, status: Status) -> HeldUp:
-    from ..types.wire import TOOL_ACTIVITY_PREFIX  # here: a client that lists runs needs no inputs of activities
+    from ..ports.times import timestamp
+    from ..types.wire import TOOL_ACTIVITY_PREFIX
 
     name, kind = pending.activity_type.name, error.type or "Failure"
     source = name.removeprefix(TOOL_ACTIVITY_PREFIX) if name.startswith(TOOL_ACTIVITY_PREFIX) else ""
