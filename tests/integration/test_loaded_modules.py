@@ -88,7 +88,7 @@ def run_python(code: str) -> Any:
 @pytest.mark.parametrize(
     ("code", "without", "most"),
     [
-        (PROGRAM, NOT_FOR_A_PROGRAM, 86),
+        (PROGRAM, NOT_FOR_A_PROGRAM, 87),
         ("from perdure import Client", (*NOT_FOR_A_PROGRAM, *NOT_FOR_A_CLIENT), 60),
     ],
     ids=["program", "client"],
