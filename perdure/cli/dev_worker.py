@@ -60,13 +60,15 @@ async def _serve_queues(
     queues = dict.fromkeys([queue, *(build_agent_queue_name(agent.name, Path(file)) for agent in loaded.agents)])
     async with open_client(server, task_queue=queue, warnings=True) as client:
         plugin = PerdurePlugin(loaded.agents, store_url=client.store_url, **loaded.worker_options)
-        agents = plugin.engine.agents
-        agent_files = AgentFolder(folder, agents, toolsets=loaded.toolsets, say=print_line) if folder else None
+        engine, agents, agent_files = plugin.engine, plugin.engine.agents, None
+        if folder:
+            record = engine.record_agents
+            agent_files = AgentFolder(folder, agents, toolsets=loaded.toolsets, say=print_line, record=record)
         settings: dict[str, Any] = {"plugins": [plugin], "graceful_shutdown_timeout": timedelta(seconds=DRAIN_SECONDS)}
         workers = [TemporalWorker(client.temporal, task_queue=name, **settings) for name in queues]
         async with AsyncExitStack() as stack:
             # Opened here, too, as in Worker: a failing store or lifespan raises its error now.
-            await stack.enter_async_context(plugin.engine.serve(client.temporal, queue))
+            await stack.enter_async_context(engine.serve(client.temporal, queue))
             for worker in workers:
                 await stack.enter_async_context(worker)
             report_to_parent("serving", agents=[agent.name for agent in agents], files=_list_files_to_watch(file))

@@ -55,7 +55,7 @@ def _clean_next(target: str) -> str:
     """Return the page of the console that a login goes on with: never one elsewhere."""
     parts = urlsplit(target)
     is_own = target.startswith("/") and not target.startswith("//") and not parts.netloc and not parts.scheme
-    return target if is_own and "\\" not in target and target.isprintable() and len(target) < 4_000 else "/inbox"
+    return target if is_own and "\\" not in target and target.isprintable() and len(target) < 4_000 else "/overview"
 
 
 _LOGIN_HINT = "Copy it whole, with the pdr_ at its beginning. It may also have been revoked, or have expired."
@@ -64,7 +64,7 @@ _LOGIN_HINT = "Copy it whole, with the pdr_ at its beginning. It may also have b
 def _build_login_route(access: ConsoleAccess) -> Route:
     async def endpoint(request: Request) -> Response:
         visitor, status, problem = build_visitor(request, NOBODY), 200, None
-        target = _clean_next(request.query_params.get("next", "/inbox"))
+        target = _clean_next(request.query_params.get("next", "/overview"))
         if request.method == "POST":
             try:
                 form = await read_form(request, visitor)
@@ -166,7 +166,8 @@ def console_routes(
     can be taken back; 0 sends it at once."""
     config.get_temporal_ui(), config.get_log_url()  # a wrong setting is an error at the start
     access = ConsoleAccess(web, undo_seconds)
-    pages = [page.build_route(web, access) for page in PAGE_ROUTES]
+    ordered = sorted(PAGE_ROUTES, key=lambda page: page.path.endswith(":path}"))  # those that take any rest come last
+    pages = [page.build_route(web, access) for page in ordered]
     unknown = PageRoute("GET", "/{rest:path}", _refuse_unknown, "unknown").build_route(web, access)
     assets = Route("/assets/{version}/{name}", _send_asset, methods=["GET"], name="assets")
     routes = [_build_login_route(access), _build_logout_route(access), assets, *pages, unknown]

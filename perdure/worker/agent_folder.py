@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Awaitable, Callable, Collection, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,20 +45,29 @@ class AgentFolder:
     """
 
     def __init__(
-        self, folder: Path, agents: Agents, *, toolsets: Iterable[Toolset] = (), say: Callable[[str], object]
+        self,
+        folder: Path,
+        agents: Agents,
+        *,
+        toolsets: Iterable[Toolset] = (),
+        say: Callable[[str], object],
+        record: Callable[[Iterable[AgentSpec]], Awaitable[None]] | None = None,
     ) -> None:
-        """Read the folder. Raises ``InvalidInputError`` if it does not exist."""
+        """Read the folder. ``record`` gets the agents before they are served: what the store does not know is refused
+        by HTTP. Raises ``InvalidInputError`` if the folder does not exist."""
         if not folder.is_dir():
             raise InvalidInputError(f"folder {folder} does not exist", hint="Name the folder that has the agent files.")
         self._folder = folder
         self._agents = agents
         self._toolsets = tuple(toolsets)
         self._say = say
+        self._record = record
         self._files: dict[Path, _WatchedAgentFile] = {}
         self._before = self._scan_folder()
         self._apply_files(self._before, self._before, self._load_files(self._find_changed_files(self._before)))
 
     async def __aenter__(self) -> AgentFolder:
+        await self._record_agents(file.served_agent for file in self._files.values())
         self._watching = asyncio.create_task(self._watch_folder())
         return self
 
@@ -83,9 +92,15 @@ class AgentFolder:
                 loaded = await asyncio.to_thread(
                     self._load_files, self._find_changed_files(settled)
                 )  # parsing YAML is slow
+                await self._record_agents(loaded.values())
                 self._apply_files(settled, now.keys() | before.keys(), loaded)
             except Exception:
                 logger.exception("the agent files of %s could not be read", self._folder)
+
+    async def _record_agents(self, loaded: Iterable[AgentSpec | str | None]) -> None:
+        agents = [agent for agent in loaded if isinstance(agent, AgentSpec)]
+        if agents and self._record is not None:
+            await self._record(agents)
 
     def _scan_folder(self) -> dict[Path, _FileState]:
         """Return the agent files in the folder with their state."""

@@ -382,6 +382,15 @@ class Engine:
         self._pipelines: Pipelines
         self._users, self._opening, self._stack = 0, asyncio.Lock(), AsyncExitStack()
 
+    @property
+    def is_open(self) -> bool:
+        """Whether something is served."""
+        return self._users > 0
+
+    async def record_agents(self, agents: Iterable[AgentSpec]) -> None:
+        """Record the definitions of agents that are served from now on, see :func:`record_agents`."""
+        await record_agents(self.store, agents)
+
     @asynccontextmanager
     async def serve(self, temporal: TemporalClient | None = None, task_queue: str = "") -> AsyncIterator[None]:
         """Open the engine for the length of the block, to serve ``task_queue``.
@@ -409,7 +418,7 @@ class Engine:
             if temporal is not None and not self.store.store_id:
                 await create_store(self.store, temporal, task_queue)
             await check_blob_location(self.store)
-            await record_agents(self.store, self.agents)
+            await self.record_agents(self.agents)
             await stack.enter_async_context(keep_providers_open())
             self.author.start()
             stack.callback(self.author.stop)

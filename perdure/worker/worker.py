@@ -37,6 +37,9 @@ from .versioning import Deployment, build_deployment_config, resolve_version
 
 logger = logging.getLogger("perdure.worker")
 
+_recordings: set[asyncio.Task[None]] = set()
+"""Of agents that were added: a task that nothing refers to may be lost."""
+
 
 class Worker:
     """Runs agents' activities and workflows from one task queue.
@@ -165,6 +168,10 @@ class Worker:
         without its agent retries for a minute. Raises ``DefinitionError``.
         """
         self._engine.agents.replace_agents([agent.name] if replace else (), [agent])
+        if self._engine.is_open:
+            recording = asyncio.create_task(self._engine.record_agents([agent]))
+            _recordings.add(recording)
+            recording.add_done_callback(_recordings.discard)
 
     def remove(self, name: str) -> None:
         """Stop serving the agent of that name. Raises ``AgentNotFoundError``."""
@@ -176,7 +183,7 @@ class Worker:
         """Serve the agent files of a folder too, and follow their changes for the length of ``async with`` on the
         returned object. They may name the worker's ``tools``, and ``toolsets``; ``say`` is called for each file that is
         loaded or broken. Raises ``InvalidInputError`` if the folder does not exist."""
-        return AgentFolder(path, self._engine.agents, toolsets=toolsets, say=say)
+        return AgentFolder(path, self._engine.agents, toolsets=toolsets, say=say, record=self._engine.record_agents)
 
     async def report_start(self) -> list[Finding]:
         """Return what the worker serves, and what is missing for the runs of its task queue; while it runs."""

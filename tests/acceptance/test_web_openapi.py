@@ -179,6 +179,12 @@ async def test_answers_are_as_the_document_says(engine: Engine, monkeypatch: pyt
         changes = (http.patch(one, json={"enabled": False}), http.post(f"{one}/rotate"), http.get(f"{one}/deliveries"))
         for request in (http.get(one), http.get("/webhooks"), *changes, http.delete(one)):
             assert (await request).status_code < 300
+        fork_only = {"verb": "cancel", "filter": {"ids": [fork["id"]]}}
+        await http.post("/bulk-actions/preview", json=fork_only)
+        bulk = f"/bulk-actions/{(await http.post('/bulk-actions', json=fork_only)).json()['id']}"
+        bulks = (http.get(bulk), http.get("/bulk-actions"), http.get(f"{bulk}/runs"), http.post(f"{bulk}/stop"))
+        for request in bulks:
+            assert (await request).status_code < 300
         for request in (http.get("/sessions/nothing"), http.post("/sessions", json={}), http.get(name)):
             assert (await request).status_code >= 400
     never = {"get_artifact", "resume_schedule", "trigger_schedule", "test_webhook", "resend_delivery"}
