@@ -39,7 +39,7 @@ TOOL_SECONDS = 0.3
 
 
 KILLED_AT = [
-    *(("work", point) for point in POINTS if not point.startswith(("webhook.", "decision."))),
+    *(("work", point) for point in POINTS if not point.startswith(("webhook.", "decision.", "bulk."))),
     *(("look", point) for point in ("tool.claimed", "tool.acted")),  # a recorded outcome is returned of any tool
 ]
 
@@ -315,7 +315,7 @@ OUTCOMES = "SELECT count(*) FROM journal WHERE outcome IS NOT NULL"
 
 
 async def _waiting(run: Run) -> bool:
-    return (await run.status()).state == "waiting"
+    return (await run.status()).state == "idle"
 
 
 async def _task_started(run: Run) -> bool:

@@ -79,14 +79,14 @@ async def test_a_login_leads_nowhere_else(engine: Engine, target: str) -> None:
         page = await browser.open(f"/login?next={target}")
         await browser.send(page.find_form(token=""), token=new.token)
         assert browser.response.url.host == "127.0.0.1"
-        assert browser.response.url.path == "/console/inbox"
+        assert browser.response.url.path == "/console/overview"
 
 
 async def test_pages_have_strict_headers_and_nothing_inline(engine: Engine) -> None:
     async with pay_service(engine) as (opened, run, _):
         browser = opened.browse()
         for path in (
-            "/inbox",
+            "/overview",
             "/runs",
             f"/runs/{quote(run.id, safe='')}",
             "/audit",

@@ -37,7 +37,9 @@ def test_the_first_ten_are_short() -> None:
 
 
 def test_every_example_is_tested_and_listed_with_its_command() -> None:
-    tests = "".join(path.read_text() for path in Path(__file__).parent.glob("test_*example*.py"))
+    folder = Path(__file__).parent
+    files = [*folder.glob("test_*example*.py"), folder / "test_tutorial.py"]
+    tests = "".join(path.read_text() for path in files)
     listed = (EXAMPLES / "README.md").read_text()
     for path in programs():
         name = str(path.relative_to(EXAMPLES)).partition("/")[0]

@@ -23,7 +23,8 @@ from tests.support.postgres import Databases
 from tests.support.wait import eventually
 
 PAGE = Page(ROOT / "docs" / "tutorial.md")
-EXAMPLE = ROOT / "examples" / "55_chat_page"
+EXAMPLES = ROOT / "examples"
+EXAMPLE = EXAMPLES / "55_chat_page"
 pytestmark = pytest.mark.server
 
 

@@ -180,7 +180,7 @@ async def test_what_is_paused_is_listed(engine: Engine) -> None:
         await until_found(client, f"{STATUS_ATTRIBUTE} = 'paused' AND {AGENT_ATTRIBUTE} = '{limited.name}'", [run.id])
         (paused,) = await client.list(agent=limited.name, status="paused")
         assert (paused.id, paused.status) == (run.id, "paused")
-        assert [one.id for one in await client.list(agent=limited.name, status="running")] == [run.id]
+        assert [one.id for one in await client.list(agent=limited.name, status="open")] == [run.id]
         assert await client.list(agent=limited.name, status="waiting") == []
         await run.resume(limits={"tool_calls": 9})
         await run.result()

@@ -409,7 +409,7 @@ async def test_a_call_waits_without_a_worker_and_is_answered_by_the_next_one(
     worker = await engine.process("signing", TEST_MCP_URL=guarded.url)
     run = await client.start("host", "Go.")
     pending = await waiting(run)
-    assert pending.name == "connect_crm"
+    assert pending.tool == "connect_crm"
     await worker.kill()
     signed_in = await sign_in(client, guarded.url)
     assert (signed_in.answered, signed_in.unanswered) == ((), (run.id,))

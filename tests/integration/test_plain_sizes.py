@@ -117,7 +117,7 @@ async def test_a_run_that_waits_continues_as_new_when_what_is_signalled_makes_it
         """Look."""
         return "seen"
 
-    session = Agent("waiting", ScriptedProvider(["One."]))
+    session = Agent("idle", ScriptedProvider(["One."]))
     paused = Agent("paused", ScriptedProvider([call("look")]), tools=[look], max_iterations=1, on_limit="pause")
     async with engine.served(session, paused):
         for agent in (session, paused):

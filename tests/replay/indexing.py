@@ -63,7 +63,7 @@ async def indexed_session(engine: Engine) -> Run:
         run = client.run(f"session-{engine.task_queue}")
         for text in ("a", "b"):
             await (await client.send("recorded", text, id=run.id)).result()
-        await eventually(lambda: _state(run, "waiting"))
+        await eventually(lambda: _state(run, "idle"))
         await run.close()
         await _end(run)
     return run

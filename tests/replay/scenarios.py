@@ -164,7 +164,7 @@ async def first_message_later(engine: Engine) -> Run:
     agent = Agent("recorded", ScriptedProvider(["Hello."]))
     async with engine.served(agent) as client:
         run = await client.start("recorded")
-        await eventually(lambda: _state(run, "waiting"))
+        await eventually(lambda: _state(run, "idle"))
         await run.inject("hi")
         await _end(run)
     return run
@@ -301,7 +301,7 @@ async def cancelled_in_tools(engine: Engine) -> Run:
 async def cancelled_while_waiting(engine: Engine) -> Run:
     async with engine.served(Agent("recorded", ScriptedProvider([]))) as client:
         run = await client.start("recorded")
-        await eventually(lambda: _state(run, "waiting"))
+        await eventually(lambda: _state(run, "idle"))
         await run.cancel()
         await _end(run)
     return run
@@ -405,7 +405,7 @@ async def worker_lost(engine: Engine) -> Run:
     client = await engine.client()
     async with engine.served(Agent("recorded", ScriptedProvider(steps(3)), tools=TOOLS)):
         run = await client.start("recorded")
-        await eventually(lambda: _state(run, "waiting"))
+        await eventually(lambda: _state(run, "idle"))
     await run.inject("Go.")
     async with engine.served(_holder(gate)):
         await eventually(lambda: gate.entered == 2)

@@ -247,7 +247,7 @@ async def worker_lost_in_a_session(engine: Engine) -> Run:
     client = await engine.client()
     async with engine.served(talker()):
         run = await said(client, engine.task_queue, "1", idle_timeout="1h")
-        await eventually(lambda: _state(run, "waiting"))
+        await eventually(lambda: _state(run, "idle"))
     async with engine.served(talker()):
         return await closed(await said(client, engine.task_queue, "1", "2"))
 
