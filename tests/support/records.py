@@ -84,7 +84,7 @@ async def record_samples(client: Client) -> dict[str, str]:
         "audit": "/audit",
         "audit-empty": "/audit?by=nobody",
         "costs": "/costs",
-        "costs-tenants": "/costs?group=tenant&days=90",
+        "costs-tenants": "/costs?group=tenant&time=90d",
         "costs-runs": "/costs/runs?agent=support",
         "costs-empty": "/costs?agent=nobody",
     }
