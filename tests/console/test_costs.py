@@ -148,7 +148,7 @@ async def test_the_last_hours_with_their_failed_attempts(engine: Engine) -> None
         assert "Errors 80.0 % 4 requests" in text
         assert "openai:gpt-5 529 ProviderOverloadedError 4 –" in text
         assert f"{last:%d %b %Y, %H:00} $1.50" in text
-        assert f"{last - timedelta(hours=1):%d %b %Y, %H:00} $0 0 0 100.0 %" in text, "an hour without an answer"
+        assert f"{last - timedelta(hours=1):%d %b %Y, %H:00} $0 0 0 – 100.0 %" in text, "an hour without an answer"
         assert not [given for tag, given in page.tags if tag == "rect" and given["class"] == "unknown"], "0 is known"
         for key in (hour, before):
             links = [link for link in page.list_links() if link == f"/console/costs/runs?time={key}"]
