@@ -192,6 +192,10 @@ async def test_behind_each_bar_are_its_runs(engine: Engine) -> None:
         assert "no_tenant=1" in link
         page = await browser.open(link.removeprefix("/console"))
         assert "run-3 unknown" in page.squeeze()
+        page = await browser.open("/costs/runs?tenant=acme&time=90d")
+        assert "$11.00 : 2 runs with 3 model calls, $5.50 a run on average" in page.squeeze()
+        page = await browser.open("/costs/runs?time=90d")
+        assert "on average" not in page.text, "the price of a call is unknown"
         page = await browser.open("/costs/runs?tenant=nobody")
         assert "No runs" in page.text
 
