@@ -130,32 +130,16 @@ async def _refuse_unknown(_: Page) -> Response:
     raise NotFoundError("there is no such page")
 
 
+_MODULES = (
+    *(overview, inbox, decisions, sign_ins, runs, bulk, run, attempts, chat, compare, agents, schedules, workers),
+    *(webhooks, audit, costs),
+)
 PAGE_ROUTES: Sequence[PageRoute] = (
     PageRoute("GET", "/", _go_to_overview, "first"),
-    *(
-        page
-        for module in (
-            overview,
-            inbox,
-            decisions,
-            sign_ins,
-            runs,
-            bulk,
-            run,
-            attempts,
-            chat,
-            compare,
-            agents,
-            schedules,
-            workers,
-            webhooks,
-            audit,
-            costs,
-        )
-        for page in module.PAGES
-    ),
+    *sorted((page for module in _MODULES for page in module.PAGES), key=lambda page: page.path.endswith(":path}")),
 )
-"""Every page, and what forms of pages do, but for login and logout."""
+"""Every page, and what forms of pages do, but for login and logout. The first route that fits is taken, so a path with
+any rest comes behind the others."""
 
 
 def console_routes(

@@ -14,7 +14,9 @@ from urllib.parse import quote
 
 from starlette.responses import Response
 from temporalio.api.common.v1 import WorkflowExecution
+from temporalio.api.enums.v1 import PendingActivityState
 from temporalio.api.history.v1 import HistoryEvent
+from temporalio.api.workflow.v1 import PendingActivityInfo
 from temporalio.api.workflowservice.v1 import GetWorkflowExecutionHistoryReverseRequest
 from temporalio.client import WorkflowExecutionDescription
 from temporalio.service import RPCError
@@ -133,10 +135,17 @@ def _list_pending(description: WorkflowExecutionDescription) -> list[Attempt]:
             clean_text(pending.last_worker_identity),
             description.run_id or "",
             _read_time(pending.last_started_time) if pending.HasField("last_started_time") else None,
+            state=_describe_pending(pending),
             error=clean_text(pending.last_failure.message)[:_ERROR_CHARS] if pending.HasField("last_failure") else "",
         )
         for pending in description.raw_description.pending_activities
     ]
+
+
+def _describe_pending(pending: PendingActivityInfo) -> str:
+    if pending.state != PendingActivityState.PENDING_ACTIVITY_STATE_SCHEDULED:
+        return "in progress"
+    return "waits for its next attempt" if pending.HasField("last_failure") else "waits for a worker"
 
 
 async def _list_recorded(client: ClientHandle, description: WorkflowExecutionDescription) -> list[Attempt]:

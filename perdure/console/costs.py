@@ -1,9 +1,10 @@
-"""Costs: tokens, money, time and errors of model calls, by day and by agent, model or tenant, with the runs behind each
-bar. The address is the filter; days are those of UTC."""
+"""Costs: tokens, money, time and errors of model calls, by day or hour and by agent, model or tenant, with the runs
+behind each bar. The address is the filter; days and hours are those of UTC."""
 
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime, timedelta
@@ -24,43 +25,93 @@ from .texts import format_cost, format_count, format_duration
 
 Group = Literal["agent", "model", "tenant"]
 GROUPS = get_args(Group)
-RANGES = (7, 30, 90, 365)
-"""Days that the page offers."""
-MAX_DAYS = 366
+PERIODS = {
+    "24h": "Last 24 hours",
+    "7d": "Last 7 days",
+    "30d": "Last 30 days",
+    "90d": "Last 90 days",
+    "365d": "Last 365 days",
+}
+"""Times that the page offers, as addresses and people say them."""
+_DEFAULT_PERIOD = "30d"
+MAX_DAYS, MAX_HOURS = 366, 72
+_LAST = re.compile(r"([1-9][0-9]{0,2})([hd])")
+_HOUR = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}")
 GROUP_ROWS, RUN_ROWS = 20, 50
 
 
 @dataclass(frozen=True)
 class Period:
-    """Days from ``first`` to ``last``."""
+    """Whole days or hours from ``since`` to ``until``, which is not one of them."""
 
-    first: date
-    last: date
-    days: int | None
-    """The number of days up to today that the address asks for; None for days that it names."""
+    since: datetime
+    until: datetime
+    unit: Literal["hour", "day"]
+    text: str
+    """What the address says for it: ``24h``, ``30d``, the hour ``2026-11-28T23``; "" for days that it names."""
 
     @property
-    def all_days(self) -> list[date]:
-        """Every day, the first one first."""
-        return [self.first + timedelta(days=number) for number in range((self.last - self.first).days + 1)]
+    def steps(self) -> list[datetime]:
+        """The beginning of every day or hour, the first one first."""
+        step = timedelta(hours=1) if self.unit == "hour" else timedelta(days=1)
+        return [self.since + number * step for number in range((self.until - self.since) // step)]
 
     @property
     def query(self) -> dict[str, str]:
         """What an address has to say for it."""
-        if self.days is not None:
-            return {"days": str(self.days)}
-        return {"from": self.first.isoformat(), "to": self.last.isoformat()}
+        if self.text:
+            return {"time": self.text}
+        return {"from": self.first_day.isoformat(), "to": self.last_day.isoformat()}
+
+    @property
+    def first_day(self) -> date:
+        """The first day, or that of the first hour."""
+        return self.since.date()
+
+    @property
+    def last_day(self) -> date:
+        """The last day, or that of the last hour."""
+        return (self.until - timedelta(hours=1)).date()
+
+    @property
+    def options(self) -> dict[str, str]:
+        """The times that the filter offers: also this one."""
+        if not self.text or self.text in PERIODS:
+            return PERIODS
+        return {**PERIODS, self.text: self.describe()}
+
+    def describe(self) -> str:
+        """Return it in words."""
+        if last := _LAST.fullmatch(self.text):
+            one = "hour" if last[2] == "h" else "day"
+            return f"Last {one}" if last[1] == "1" else f"Last {last[1]} {one}s"
+        first, last_step = self.describe_step(self.since), self.describe_step(self.steps[-1])
+        return first if first == last_step else f"{first} to {last_step}"
+
+    def describe_step(self, step: datetime) -> str:
+        """Return a day or an hour of it in words."""
+        return f"{step:%d %b %Y, %H:00}" if self.unit == "hour" else f"{step:%d %b %Y}"
+
+    def shorten_step(self, step: datetime) -> str:
+        """Return a day or an hour of it for the axis of a plot."""
+        return f"{step:%H:00}" if self.unit == "hour" else f"{step:%d %b}"
+
+    def get_key(self, step: datetime) -> str:
+        """Return a day or an hour of it as sums have it."""
+        return step.isoformat()[: 13 if self.unit == "hour" else 10]
+
+    def get_step_query(self, step: datetime) -> dict[str, str]:
+        """Return what an address has to say for a day or an hour of it."""
+        key = self.get_key(step)
+        return {"time": key} if self.unit == "hour" else {"from": key, "to": key}
 
 
 def _read_period(page: Page) -> Period:
     first, last = read_day(page, "from"), read_day(page, "to")
-    text = page.request.query_params.get("days", "").strip()
+    text = page.request.query_params.get("time", "").strip()
     today = datetime.now(UTC).date()
     if text or (first is None and last is None):
-        if text and text not in map(str, range(1, MAX_DAYS + 1)):
-            raise InvalidInputError(f"days: {text!r:.40} is not a number from 1 to {MAX_DAYS}")
-        days = int(text or 30)
-        return Period(today - timedelta(days=days - 1), today, days)
+        return _build_period(text or _DEFAULT_PERIOD)
     try:
         last = last or (today if first is None or first <= today else first)
         first = first or last - timedelta(days=29)
@@ -70,7 +121,30 @@ def _read_period(page: Page) -> Period:
         raise InvalidInputError(
             f"{first} to {last} is not a range of 1 to {MAX_DAYS} days", hint="Choose a first day before the last one."
         )
-    return Period(first, last, None)
+    return Period(get_start(first), get_end(last), "day", "")
+
+
+def _build_period(text: str) -> Period:
+    """Return the time of an address: the last hours or days, or one hour."""
+    now = datetime.now(UTC).replace(minute=0, second=0, microsecond=0)
+    if match := _LAST.fullmatch(text):
+        number, unit = int(match[1]), match[2]
+        if unit == "h" and number <= MAX_HOURS:
+            until = now + timedelta(hours=1)
+            return Period(until - timedelta(hours=number), until, "hour", text)
+        if unit == "d" and number <= MAX_DAYS:
+            until = get_end(now.date())
+            return Period(until - timedelta(days=number), until, "day", text)
+    elif _HOUR.fullmatch(text):
+        try:
+            since = datetime.strptime(f"{text}+0000", "%Y-%m-%dT%H%z")
+            return Period(since, since + timedelta(hours=1), "hour", text)
+        except (ValueError, OverflowError):
+            pass  # there is no such hour, or none after it
+    raise InvalidInputError(
+        f"time: {text!r:.40} is not a time",
+        hint=f"A time is 24h (up to {MAX_HOURS}h), 30d (up to {MAX_DAYS}d), or an hour of UTC: 2026-11-28T23.",
+    )
 
 
 def _read_filters(page: Page) -> dict[str, str]:
@@ -83,7 +157,7 @@ def _read_filters(page: Page) -> dict[str, str]:
 async def _sum(page: Page, group: str, filters: Mapping[str, str], period: Period, limit: int) -> UsageList:
     fields: dict[str, Any] = {name: text for name, text in filters.items() if name != "no_tenant"}
     fields |= {"tenant": ""} if "no_tenant" in filters else {}
-    fields |= {"since": get_start(period.first), "until": get_end(period.last), "group": group, "limit": limit}
+    fields |= {"since": period.since, "until": period.until, "group": group, "limit": limit}
     query = validate(UsageQuery, fields, "the address")
     return await sum_usage(replace(page.call, query=query))
 
@@ -191,19 +265,27 @@ def _subtract(total: UsageTotals, shown: Sequence[UsageTotals]) -> UsageTotals:
 # Plots.
 
 
-def _build_plots(
-    days: Sequence[tuple[date, UsageTotals | None]], total: UsageTotals, hrefs: Sequence[str]
-) -> list[charts.Plot]:
+@dataclass(frozen=True)
+class Step:
+    """What a day or an hour has."""
+
+    label: str
+    short: str
+    sums: UsageTotals | None
+    href: str
+
+
+def _build_plots(steps: Sequence[Step], total: UsageTotals) -> list[charts.Plot]:
     """Build the plots over time: money, tokens, latency, errors."""
 
     def build_columns(describe: Any, *values: Any) -> list[charts.Column]:
         return [
             charts.Column(
-                f"{day:%d %b %Y}: {describe(sums) if sums is not None else 'no calls'}",
-                href if sums is not None else "",
-                [get(sums) if sums is not None else 0.0 for get in values],
+                f"{step.label}: {describe(step.sums) if step.sums is not None else 'no calls'}",
+                step.href if step.sums is not None else "",
+                [_measure(step.sums, get) for get in values],
             )
-            for (day, sums), href in zip(days, hrefs, strict=True)
+            for step in steps
         ]
 
     unpriced = total.unpriced_calls
@@ -222,7 +304,7 @@ def _build_plots(
         ),
         charts.build_plot(
             "Time of a call",
-            build_columns(lambda sums: f"{format_duration(get_latency(sums))} on average", get_latency),
+            build_columns(_describe_latency, get_latency),
             ["latency"], format_duration,
         ),
         charts.build_plot(
@@ -235,7 +317,19 @@ def _build_plots(
     ]  # fmt: skip
 
 
+def _describe_latency(sums: UsageTotals) -> str:
+    return f"{format_duration(get_latency(sums))} on average" if sums.calls else "no answered calls"
+
+
+def _measure(sums: UsageTotals | None, get: Callable[[UsageTotals], float | None]) -> float | None:
+    """Return what a bar shows: None if it is unknown, 0 for what has no calls."""
+    value = get(sums) if sums is not None else 0.0
+    return 0.0 if value is None and sums is not None and not sums.calls else value
+
+
 def _describe_cost_fully(sums: UsageTotals) -> str:
+    if not sums.calls:
+        return "no answered calls"
     if sums.cost_usd is None:
         return f"price unknown, {count_calls(sums.calls)}"
     more = f", and {count_calls(sums.unpriced_calls)} of unknown price" if sums.unpriced_calls else ""
@@ -253,14 +347,21 @@ async def show_costs(page: Page) -> Response:
     group = page.request.query_params.get("group", "agent")
     if group not in GROUPS:
         raise InvalidInputError(f"group: {group!r:.40} is none of {', '.join(GROUPS)}")
-    by_day, by_group, count = await asyncio.gather(
-        _sum(page, "day", filters, period, MAX_DAYS),
+    by_time, by_group, count = await asyncio.gather(
+        _sum(page, period.unit, filters, period, MAX_DAYS),
         _sum(page, group, filters, period, GROUP_ROWS),
         count_pending(page),
     )
-    known = {sums.key: sums for sums in by_day.data}
-    days = [(day, known.get(day.isoformat())) for day in period.all_days]
-    hrefs = [_link_runs(page, filters, {"from": day.isoformat(), "to": day.isoformat()}) for day, _ in days]
+    known = {sums.key: sums for sums in by_time.data}
+    steps = [
+        Step(
+            period.describe_step(step),
+            period.shorten_step(step),
+            known.get(period.get_key(step)),
+            _link_runs(page, filters, period.get_step_query(step)),
+        )
+        for step in period.steps
+    ]
     rows = _scale([_build_row(page, group, sums, filters, period) for sums in by_group.data])
     if by_group.count > len(rows):
         rest = _subtract(by_group.total, by_group.data)
@@ -270,15 +371,14 @@ async def show_costs(page: Page) -> Response:
         "costs.html",
         filters=filters,
         period=period,
-        axis=_choose_axis(period.all_days),
-        ranges=RANGES,
+        axis=_choose_axis(steps),
         group=group,
         groups=[(name, urlencode({**own, "group": name})) for name in GROUPS],
-        total=by_day.total,
-        plots=_build_plots(days, by_day.total, hrefs),
-        days=[(day, sums, href) for (day, sums), href in zip(reversed(days), reversed(hrefs), strict=True) if sums],
+        total=by_time.total,
+        plots=_build_plots(steps, by_time.total),
+        steps=[step for step in reversed(steps) if step.sums],
         rows=rows,
-        failures=by_day.failures,
+        failures=by_time.failures,
         count=count,
         runs_href=_link_runs(page, filters, period.query),
         bar_width=charts.BAR_WIDTH,
@@ -287,9 +387,10 @@ async def show_costs(page: Page) -> Response:
     )
 
 
-def _choose_axis(days: Sequence[date]) -> list[date]:
-    """Return the days that are written under a plot: the first, one in the middle, and the last."""
-    return list(dict.fromkeys([days[0], *([days[len(days) // 2]] if len(days) > 6 else []), days[-1]]))
+def _choose_axis(steps: Sequence[Step]) -> list[str]:
+    """Return what is written under a plot: the first day or hour, one in the middle, and the last."""
+    chosen = [steps[0], *([steps[len(steps) // 2]] if len(steps) > 6 else []), *steps[1:][-1:]]
+    return [step.short for step in chosen]
 
 
 _FORMATS: Mapping[str, Any] = {
@@ -321,7 +422,7 @@ async def show_cost_runs(page: Page) -> Response:
     if listed.count > len(rows):
         rows.append(Row(f"{listed.count - len(rows):,} others", _subtract(listed.total, listed.data), ""))
     labels = {name: text for name, text in filters.items() if name in ("agent", "tenant")}
-    labels["started"] = f"{get_start(period.first).isoformat()}/{get_end(period.last).isoformat()}"
+    labels["started"] = f"{period.since.isoformat()}/{period.until.isoformat()}"
     return page.render(
         "costs_runs.html",
         filters=filters,
@@ -331,7 +432,6 @@ async def show_cost_runs(page: Page) -> Response:
         count=count,
         rows=rows,
         shown=len(listed.data),
-        ranges=RANGES,
         back=f"{page.base}/costs?{urlencode({**filters, **period.query})}",
         list_href=f"{page.base}/runs?{urlencode(labels)}",
         **_FORMATS,

@@ -44,9 +44,10 @@ class UsageRow:
     """When the outcome was recorded; set by the store."""
 
 
-UsageKey = Literal["day", "agent", "model", "tenant", "run"]
-"""What rows of usage are summed by. ``day`` of UTC: the first 10 characters of ``created_at``. ``model``: provider and
-model, ``openai:gpt-5``. ``run``: the root run."""
+UsageKey = Literal["hour", "day", "agent", "model", "tenant", "run"]
+"""What rows of usage are summed by. ``hour`` and ``day`` of UTC: the first 13 and 10 characters of ``created_at``,
+``2026-11-28T23``. ``model``: provider and model, ``openai:gpt-5``. ``run``: the root run."""
+TIME_KEYS: frozenset[UsageKey] = frozenset({"hour", "day"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,8 +113,8 @@ class RunUsage:
 
 
 def sort_sums(key: UsageKey, sums: Sequence[UsageSum]) -> list[UsageSum]:
-    """Sort sums: by cost, then by tokens, the most first; days the newest first."""
-    if key == "day":
+    """Sort sums: by cost, then by tokens, the most first; hours and days the newest first."""
+    if key in TIME_KEYS:
         return sorted(sums, key=lambda one: one.key or "", reverse=True)
 
     def get_rank(one: UsageSum) -> tuple[bool, float, int, str]:
@@ -135,5 +136,5 @@ class UsageLog(Protocol):
         """Sum what each of these root runs has used so far; without rows a run is left out."""
 
     async def sum_usage(self, key: UsageKey, filter: UsageFilter, *, limit: int = 100) -> UsageSums:
-        """Sum rows by ``key``, in the order of cost, then of tokens, the most first; days the newest first. At most
-        ``limit`` sums; ``total`` has all rows of ``filter``."""
+        """Sum rows by ``key``, in the order of cost, then of tokens, the most first; hours and days the newest
+        first. At most ``limit`` sums; ``total`` has all rows of ``filter``."""

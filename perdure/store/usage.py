@@ -10,7 +10,7 @@ from dataclasses import fields
 from operator import attrgetter
 from typing import Any
 
-from ..ports.usage import RunUsage, UsageFilter, UsageKey, UsageRow, UsageSum, UsageSums, sort_sums
+from ..ports.usage import TIME_KEYS, RunUsage, UsageFilter, UsageKey, UsageRow, UsageSum, UsageSums, sort_sums
 from .schema import Tables, encode_sessions, split_keys
 from .statements import load_statements
 
@@ -33,7 +33,8 @@ class UsageTables(Tables):
 
     async def sum_usage(self, key: UsageKey, filter: UsageFilter, *, limit: int = 100) -> UsageSums:
         """See :class:`perdure.ports.usage.UsageLog`."""
-        rows = await self._select_rows(SQL.sum_usage, key=key, limit=limit, **_get_values(filter))
+        values = {**_get_values(filter), "key": key, "by_time": key in TIME_KEYS, "limit": limit}
+        rows = await self._select_rows(SQL.sum_usage, **values)
         if not rows:  # there is no store yet
             return UsageSums([], UsageSum(None), 0)
         [total] = [row for row in rows if row[0] == 0]

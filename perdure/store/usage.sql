@@ -36,6 +36,7 @@ GROUP BY 1
 -- its order.
 WITH sums AS (
     SELECT
+        substr(created_at, 1, 13) AS name, -- if key = hour
         substr(created_at, 1, 10) AS name, -- if key = day
         agent || '' AS name, -- if key = agent
         provider || ':' || model AS name, -- if key = model
@@ -63,8 +64,8 @@ WITH sums AS (
     SELECT 1 AS part, name, calls, errors, input_tokens, cached_tokens, output_tokens, cost_usd, unpriced_calls,
         milliseconds
     FROM sums
-    ORDER BY name DESC -- if key = day
-    ORDER BY cost_usd DESC NULLS LAST, input_tokens + output_tokens DESC, name -- if not key = day
+    ORDER BY name DESC -- if by_time
+    ORDER BY cost_usd DESC NULLS LAST, input_tokens + output_tokens DESC, name -- if not by_time
     LIMIT :limit
 )
 SELECT 0 AS part, CAST(count(*) AS TEXT) AS name, sum(calls), sum(errors), sum(input_tokens), sum(cached_tokens),

@@ -19,7 +19,7 @@ from ..errors import InvalidInputError, WebhookNotFoundError
 from ..ports.audit import AuditRow
 from ..ports.failures import FailedAttempts, FailureFilter, FailureKey
 from ..ports.times import timestamp
-from ..ports.usage import UsageFilter, UsageKey, UsageSum
+from ..ports.usage import TIME_KEYS, UsageFilter, UsageKey, UsageSum
 from ..types.messages import NAME_CHARS, RUN_ID_CHARS, clean_text
 from .auth import Resource, Verb, get_list_scope
 from .lists import Instant, PageQuery
@@ -180,7 +180,7 @@ class UsageQuery(Input):
     """Which model calls, and what they are summed by."""
 
     group: UsageKey = "day"
-    """``day`` (of UTC), ``agent``, ``model``, ``tenant`` or ``run`` (with its subagents)."""
+    """``hour`` or ``day`` (of UTC), ``agent``, ``model``, ``tenant`` or ``run`` (with its subagents)."""
     agent: str | None = Field(default=None, min_length=1, max_length=NAME_CHARS)
     model: str | None = Field(default=None, min_length=1, max_length=2 * NAME_CHARS)
     """Provider and model: ``openai:gpt-5``."""
@@ -220,7 +220,7 @@ class UsageTotals(BaseModel):
 
 
 class UsageList(BaseModel):
-    """Sums in the order of cost, the most first; days the newest first."""
+    """Sums in the order of cost, the most first; hours and days the newest first."""
 
     group: UsageKey
     since: str
@@ -248,7 +248,13 @@ class FailureTotals(BaseModel):
     """Those of them that were not tried again."""
 
 
-_FAILURE_KEYS: Mapping[UsageKey, FailureKey] = {"day": "day", "agent": "agent", "model": "total", "tenant": "tenant"}
+_FAILURE_KEYS: Mapping[UsageKey, FailureKey] = {
+    "hour": "hour",
+    "day": "day",
+    "agent": "agent",
+    "model": "total",
+    "tenant": "tenant",
+}
 _FAILURE_ROWS, _MAX_CAUSES = 10_000, 50
 
 
@@ -274,7 +280,7 @@ async def _add_failures(call: Call, query: UsageQuery, wanted: UsageFilter, list
     )
     more = [none.model_copy(update={"key": key}) for key in missing]
     data = [_count_failures(one, by_key.get(one.key, ())) for one in (*listed.data, *more)]
-    if query.group == "day":
+    if query.group in TIME_KEYS:
         data.sort(key=lambda one: one.key or "", reverse=True)
     failures = [
         FailureTotals(
@@ -307,7 +313,7 @@ def _count_failures(totals: UsageTotals, rows: Sequence[FailedAttempts]) -> Usag
 
 
 async def sum_usage(call: Call) -> UsageList:
-    """Sum tokens, money, time and errors of model calls by day, agent, model, tenant or run."""
+    """Sum tokens, money, time and errors of model calls by hour, day, agent, model, tenant or run."""
     query = cast(UsageQuery, call.query)
     since, until = _read_range(query.since, query.until)
     _check_texts({"agent": query.agent or "", "model": query.model or "", "tenant": query.tenant or ""})

@@ -11,10 +11,12 @@ import pytest
 
 from perdure import Agent
 from perdure.console.charts import Column, build_plot, round_up
-from perdure.ports.store import Commit, Outcome, RunRow, Store
+from perdure.ports.store import Commit, EventBatch, NewEvent, Outcome, RunRow, Store
+from perdure.ports.times import timestamp
 from perdure.ports.usage import UsageRow
 from perdure.store.sqlite import SqliteStore
 from perdure.testing import ScriptedProvider
+from perdure.types.events import ErrorEvent
 from tests.console.test_hostile import TEXT, check_page
 from tests.support.engine import Engine
 from tests.support.pages import Console, console
@@ -36,11 +38,15 @@ def usage(context_id: str, agent: str = "support", model: str = "gpt-5", **field
 
 async def pay(engine: Engine, days_ago: int, *rows: UsageRow) -> None:
     """Record calls that were made so many days ago."""
-    at = find_noon(days_ago).isoformat(timespec="microseconds")
+    await pay_at(engine, find_noon(days_ago), *rows)
+
+
+async def pay_at(engine: Engine, when: datetime, *rows: UsageRow) -> None:
+    at = timestamp(when)
     store: Store = SqliteStore(str(engine.store_url), now=lambda: at)
     await store.open()
     for number, row in enumerate(rows):
-        key = f"{days_ago}/{number}/{row.context_id}/{row.agent}/{row.model}"
+        key = f"{at}/{number}/{row.context_id}/{row.agent}/{row.model}"
         run = RunRow(row.root or row.context_id, row.agent, "s", None, "running", tenant=row.tenant)
         await store.commit(Commit(outcome=Outcome(key, "model", b"{}"), usage=row, run=run))
     await store.close()
@@ -98,20 +104,73 @@ async def test_the_address_is_the_filter(engine: Engine) -> None:
         for query, found in (
             ("?group=model", ["openai:gpt-5 $2.25", "openai:local unknown"]),
             ("?group=tenant", ["acme $2.00", "zoo $0.2500", "without a tenant unknown"]),
-            ("?days=90", ["Cost $11.25"]),
+            ("?time=90d", ["Cost $11.25"]),
             (f"?from={count_back(0)}&to={count_back(0)}", ["Cost $2.25 "]),
             ("?agent=writer", ["Cost $0.5000", "By agent"]),
             ("?model=openai:local", ["Cost unknown"]),
             ("?tenant=zoo", ["Cost $0.2500"]),
             ("?no_tenant=1", ["Model calls 1", "Without a tenant"]),
             (f"?from={count_back(45)}&to={count_back(35)}", ["Cost $9.00"]),
-            (f"?days=&from=&to={count_back(1)}", ["Cost unknown"]),
+            (f"?time=&from=&to={count_back(1)}", ["Cost unknown"]),
             (f"?from={count_back(1)}&to={count_back(1)}", ["No model calls"]),
         ):
             page = await browser.open(f"/costs{query}")
             assert browser.response.status_code == 200
             for text in found:
                 assert text in page.squeeze(), query
+
+
+@asynccontextmanager
+async def failing(engine: Engine, last: datetime) -> AsyncIterator[Console]:
+    """Calls and failed attempts of the hour of ``last`` and of the hour before it, and a call of 30 hours before."""
+    agent = Agent("a", ScriptedProvider(["hi"]))
+    async with engine.served(agent) as client, console(client, make_caller("eve", "viewer")) as opened:
+        await pay_at(engine, last, usage("run-1", cost_usd=1.5, milliseconds=2000))
+        await pay_at(engine, last - timedelta(hours=30), usage("run-2", cost_usd=7.0))
+        cause: dict[str, Any] = {"source": "openai:gpt-5", "status": 529, "error_type": "ProviderOverloadedError"}
+        for hours, count in ((0, 1), (1, 3), (30, 5)):
+            at = timestamp(last - timedelta(hours=hours))
+            errors = [ErrorEvent(at=at, activity="perdure.model", retry_in=2.0, error="busy", **cause)] * count
+            events = [NewEvent(error, key=f"{hours}/{number}") for number, error in enumerate(errors)]
+            await (await client.store()).append(EventBatch("run-1", events, agent="support"))
+        yield opened
+
+
+async def test_the_last_hours_with_their_failed_attempts(engine: Engine) -> None:
+    last = datetime.now(UTC) - timedelta(hours=5)  # an hour may end while the test runs
+    hour, before = (timestamp(last - timedelta(hours=number))[:13] for number in (0, 1))
+    async with failing(engine, last) as opened:
+        browser = opened.browse("eve")
+        page = await browser.open("/costs?time=24h")
+        text = page.squeeze()
+        assert "in hours of UTC" in text
+        assert "Cost $1.50 Tokens" in text, "not those of 30 hours ago"
+        assert "Errors 80.0 % 4 requests" in text
+        assert "openai:gpt-5 529 ProviderOverloadedError 4 –" in text
+        assert f"{last:%d %b %Y, %H:00} $1.50" in text
+        assert f"{last - timedelta(hours=1):%d %b %Y, %H:00} $0 0 0 – 100.0 %" in text, "an hour without an answer"
+        assert not [given for tag, given in page.tags if tag == "rect" and given["class"] == "unknown"], "0 is known"
+        for key in (hour, before):
+            links = [link for link in page.list_links() if link == f"/console/costs/runs?time={key}"]
+            assert len(links) == 5, "a bar of each plot, and the row of the table"
+        page = await browser.open(f"/costs/runs?time={hour}")
+        assert "run-1 $1.50" in page.squeeze()
+        assert f"{last:%d %b %Y, %H:00} (UTC)" in page.squeeze()
+        [link] = [link for link in page.list_links() if link.startswith("/console/costs?")]
+        page = await browser.open(link.removeprefix("/console"))
+        assert "Errors 50.0 % 1 request" in page.squeeze(), "the costs of one hour"
+
+
+async def test_sums_by_hour_over_http(engine: Engine) -> None:
+    last = datetime.now(UTC) - timedelta(hours=5)
+    async with failing(engine, last) as opened:
+        answer = await opened.browse("eve").http.get(f"/v1/usage?group=hour&since={count_back(7)}")
+        listed = answer.json()
+        keys = [timestamp(last - timedelta(hours=number))[:13] for number in (0, 1, 30)]
+        assert [(one["key"], one["calls"], one["failed_attempts"]) for one in listed["data"]] == [
+            *[(keys[0], 1, 1), (keys[1], 0, 3), (keys[2], 1, 5)]
+        ]
+        assert (listed["group"], listed["count"], listed["total"]["failed_attempts"]) == ("hour", 3, 9)
 
 
 async def test_behind_each_bar_are_its_runs(engine: Engine) -> None:
@@ -133,6 +192,10 @@ async def test_behind_each_bar_are_its_runs(engine: Engine) -> None:
         assert "no_tenant=1" in link
         page = await browser.open(link.removeprefix("/console"))
         assert "run-3 unknown" in page.squeeze()
+        page = await browser.open("/costs/runs?tenant=acme&time=90d")
+        assert "$11.00 : 2 runs with 3 model calls, $5.50 a run on average" in page.squeeze()
+        page = await browser.open("/costs/runs?time=90d")
+        assert "on average" not in page.text, "the price of a call is unknown"
         page = await browser.open("/costs/runs?tenant=nobody")
         assert "No runs" in page.text
 
@@ -165,8 +228,24 @@ async def test_what_no_address_is(engine: Engine) -> None:
     async with paid(engine) as opened:
         browser = opened.browse("eve")
         for query in (
-            *("days=0", "days=367", "days=x", "from=x", "from=2026-01-02&to=2026-01-01", "to=9999-12-31"),
-            *("from=2020-01-01&to=2026-01-01", "to=0001-01-01", f"agent={'x' * 2000}", "tenant=%00"),
+            *(
+                "time=0d",
+                "time=367d",
+                "time=x",
+                "time=73h",
+                "time=24H",
+                "time=9999-12-31T23",
+                "from=x",
+                "from=2026-01-02&to=2026-01-01",
+                "to=9999-12-31",
+            ),
+            *(
+                "from=2020-01-01&to=2026-01-01",
+                "time=2026-02-30T00",
+                "to=0001-01-01",
+                f"agent={'x' * 2000}",
+                "tenant=%00",
+            ),
         ):
             for path in ("/costs", "/costs/runs"):
                 await browser.open(f"{path}?{query}")

@@ -93,6 +93,11 @@ async def test_what_is_held_up_is_counted_by_its_cause(engine: Engine) -> None:
         assert await read_rows(browser, "/runs?status=held_up&error=ToolError") == {}
         for query in ("?status=held_up", f"?agent={agent.name}"):
             assert "Pay INV-8" in (await browser.open(f"/runs{query}")).text, "before the first reply, too"
+
+        async def says_that_it_waits() -> bool:
+            return "waits for its next attempt 500: down" in (await browser.open(f"/runs/{run.id}/attempts")).squeeze()
+
+        await eventually(says_that_it_waits)
         await run.terminate("the test is over")
 
 

@@ -7,11 +7,12 @@ from datetime import UTC, datetime, timedelta
 
 from perdure import Client
 from perdure.ports.audit import AuditRow
-from perdure.ports.store import Commit, Outcome, RunRow
+from perdure.ports.store import Commit, EventBatch, NewEvent, Outcome, RunRow
 from perdure.ports.times import timestamp
 from perdure.ports.usage import UsageRow
 from perdure.ports.webhooks import DeliveryRow, WebhookRow
 from perdure.store.sqlite import SqliteStore
+from perdure.types.events import ErrorEvent, RunEvent
 from perdure.types.run_ids import build_run_id
 
 _TRAIL = [
@@ -36,6 +37,7 @@ _MODELS = [
 async def record_samples(client: Client) -> dict[str, str]:
     """Record samples in the store of ``client``; returns pages that show them, by name."""
     await _record_usage(client)
+    await _record_outage(client)
     store, now = await client.store(), datetime.now(UTC)
     for number, row in enumerate(_TRAIL * 3):
         by, auth, origin, verb, subject, call_id, detail, refused = row
@@ -84,10 +86,29 @@ async def record_samples(client: Client) -> dict[str, str]:
         "audit": "/audit",
         "audit-empty": "/audit?by=nobody",
         "costs": "/costs",
-        "costs-tenants": "/costs?group=tenant&days=90",
+        "costs-hours": "/costs?time=24h",
+        "costs-tenants": "/costs?group=tenant&time=90d",
         "costs-runs": "/costs/runs?agent=support",
         "costs-empty": "/costs?agent=nobody",
     }
+
+
+async def _record_outage(client: Client) -> None:
+    """Failed attempts of the last hours, and a call that holds its run up."""
+    store, now = await client.store(), datetime.now(UTC)
+    run_id = build_run_id("researcher-1000", "acme")
+    for hours, source, status, error_type, count in (
+        *((7, "openai:gpt-5", 503, "ProviderServerError", 4), (6, "openai:gpt-5", 503, "ProviderServerError", 19)),
+        *((6, "openai:gpt-5-mini", 401, "AuthenticationError", 2), (0, "openai:gpt-5", 429, "RateLimitError", 3)),
+    ):
+        at, waits = timestamp(now - timedelta(hours=hours)), None if status == 401 else 3600.0
+        error = ErrorEvent(
+            at=at, activity="perdure.model", retry_in=waits, source=source, status=status, error_type=error_type,
+            error="Please try again later.",
+        )  # fmt: skip
+        events = [NewEvent(error, key=f"{at}/{source}/{number}") for number in range(count)]
+        events.append(NewEvent(RunEvent(at=at, state="held_up", failing_call="perdure.model")))
+        await store.append(EventBatch(run_id, events, agent="researcher", tenant="acme"))
 
 
 async def _record_usage(client: Client) -> None:

@@ -17,10 +17,15 @@ from perdure.testing.store import MemoryStore
 from tests.support.postgres import Databases, build_pooled_url, run_pgbouncer
 
 
-def clock() -> Callable[[], str]:
+@dataclass
+class Clock:
     """A clock that ticks with every look at it."""
-    ticks = itertools.count()
-    return lambda: f"2026-01-01T00:00:00.{next(ticks):06d}+00:00"
+
+    hour: str = "2026-01-01T00"
+    _ticks: Iterator[int] = field(default_factory=itertools.count)
+
+    def __call__(self) -> str:
+        return f"{self.hour}:00:00.{next(self._ticks):06d}+00:00"
 
 
 @dataclass
@@ -30,6 +35,7 @@ class Database:
     make: Callable[[], Store]
     url: str | None = None
     is_proxied: bool = False
+    clock: Clock = field(default_factory=Clock)
     opened: list[Store] = field(default_factory=list)
 
     async def open(self) -> Store:
@@ -47,40 +53,41 @@ class Database:
 
 
 def memory(_: pytest.FixtureRequest) -> Database:
-    store = MemoryStore(now=clock())
-    return Database(lambda: store)
+    now = Clock()
+    store = MemoryStore(now=now)
+    return Database(lambda: store, clock=now)
 
 
 def sqlite(request: pytest.FixtureRequest) -> Database:
-    url, now = f"sqlite:///{request.getfixturevalue('tmp_path')}/store.db", clock()
-    return Database(lambda: SqliteStore(url, now=now), url)
+    url, now = f"sqlite:///{request.getfixturevalue('tmp_path')}/store.db", Clock()
+    return Database(lambda: SqliteStore(url, now=now), url, clock=now)
 
 
 def objects(request: pytest.FixtureRequest) -> Database:
     """SQLite, and every blob that has its own hash as its name is an object."""
-    folder, now = request.getfixturevalue("tmp_path"), clock()
+    folder, now = request.getfixturevalue("tmp_path"), Clock()
     url = f"sqlite:///{folder}/store.db"
-    return Database(lambda: add_object_store(SqliteStore(url, now=now), f"file://{folder}/objects", 0))
+    return Database(lambda: add_object_store(SqliteStore(url, now=now), f"file://{folder}/objects", 0), clock=now)
 
 
 def postgres(request: pytest.FixtureRequest) -> Database:
     databases: Databases = request.getfixturevalue("postgres_databases")
-    url, now = databases.make_store(), clock()
-    return Database(lambda: PostgresStore(url, now=now), url)
+    url, now = databases.make_store(), Clock()
+    return Database(lambda: PostgresStore(url, now=now), url, clock=now)
 
 
 def postgres_objects(request: pytest.FixtureRequest) -> Database:
     """PostgreSQL, and every blob that has its own hash as its name is an object."""
     databases: Databases = request.getfixturevalue("postgres_databases")
-    url, place, now = databases.make_store(), f"file://{request.getfixturevalue('tmp_path')}/objects", clock()
-    return Database(lambda: add_object_store(PostgresStore(url, now=now), place, 0))
+    url, place, now = databases.make_store(), f"file://{request.getfixturevalue('tmp_path')}/objects", Clock()
+    return Database(lambda: add_object_store(PostgresStore(url, now=now), place, 0), clock=now)
 
 
 def pgbouncer(request: pytest.FixtureRequest) -> Database:
     """PostgreSQL behind a proxy that pools by transaction."""
     databases: Databases = request.getfixturevalue("postgres_databases")
-    url, now = build_pooled_url(databases.make_store(), request.getfixturevalue("pgbouncer_port")), clock()
-    return Database(lambda: PostgresStore(url, now=now), url, is_proxied=True)
+    url, now = build_pooled_url(databases.make_store(), request.getfixturevalue("pgbouncer_port")), Clock()
+    return Database(lambda: PostgresStore(url, now=now), url, is_proxied=True, clock=now)
 
 
 ADAPTERS = [

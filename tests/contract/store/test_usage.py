@@ -144,6 +144,21 @@ async def test_usage_is_summed_by_each_key(store: Store):
     assert await keys("tenant") == ["acme", "x'", None]
     assert await keys("run") == ["r1", "r10", "r3", "r2"], "a run counts with those below it; then by tokens"
     assert await keys("day") == ["2026-01-01"]
+    assert await keys("hour") == ["2026-01-01T00"]
+
+
+async def test_hours_are_those_of_utc_the_newest_first(database: Database):
+    store = await database.open()
+    for hour, cost in [("2026-01-01T22", 9.0), ("2026-01-01T23", 0.1), ("2026-01-02T00", None), ("2026-01-02T00", 2.0)]:
+        database.clock.hour = hour
+        await pay(store, f"{hour}/{cost}", usage("r", cost_usd=cost))
+    hours = await store.sum_usage("hour", UsageFilter())
+    assert [(one.key, one.calls, one.cost_usd) for one in hours.sums] == [
+        *[("2026-01-02T00", 2, 2.0), ("2026-01-01T23", 1, 0.1), ("2026-01-01T22", 1, 9.0)]
+    ]
+    assert (hours.total.calls, hours.count) == (4, 3)
+    cut = await store.sum_usage("hour", UsageFilter(since="2026-01-01T23"), limit=1)
+    assert ([one.key for one in cut.sums], cut.total.calls, cut.count) == (["2026-01-02T00"], 3, 2)
 
 
 async def test_usage_is_summed_of_what_a_filter_has(store: Store):
