@@ -134,6 +134,7 @@ lint: venv ## style, types, imports, lengths, determinism, small modules, words,
 	$(PY) scripts/lint_module_names.py
 	$(PY) scripts/lint_rules.py
 	$(PY) scripts/lint_words.py
+	$(PY) scripts/lint_prose.py
 	$(PY) scripts/reference.py --check
 	$(PY) scripts/faults.py --check
 
@@ -151,6 +152,7 @@ fmt: venv ## format, fix what ruff can fix, write the API reference
 	$(VENV)/bin/ruff check --fix .
 	$(PY) scripts/reference.py
 	$(PY) scripts/faults.py
+	$(PY) scripts/lint_prose.py --write
 	$(PY) scripts/lint_rules.py --write
 
 check: lint test ## lint, then test: before a commit
