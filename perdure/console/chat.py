@@ -23,7 +23,7 @@ from ..errors import InvalidInputError, PerdureError, RunNotFoundError
 from ..ports.store import Store
 from ..types.approvals import hash_arguments
 from ..types.interface import Status
-from ..types.messages import Usage
+from ..types.messages import NAME_CHARS, Usage
 from ..types.run_states import OPEN_STATES
 from ..web.app import MAX_CONSOLE_UPLOAD_BYTES
 from ..web.auth import Resource
@@ -115,8 +115,11 @@ async def _find_agent(call: Call, name: str) -> ChatAgent | None:
 
 
 async def show_agents(page: Page) -> Response:
-    """Show the agents that the caller may chat with."""
-    return page.render("chat_agents.html", agents=await _list_agents(page.call), count=await count_pending(page))
+    """Show the agents that the caller may chat with: all, or those with ``text`` in the name or description."""
+    agents, text = await _list_agents(page.call), page.request.query_params.get("text", "").strip()[:NAME_CHARS]
+    shown = [agent for agent in agents if text.lower() in f"{agent.name}\n{agent.description or ''}".lower()]
+    count = await count_pending(page)
+    return page.render("chat_agents.html", agents=shown, total=len(agents), text=text, count=count)
 
 
 # ---

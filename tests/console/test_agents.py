@@ -163,7 +163,7 @@ async def test_who_sees_which_agents(engine: Engine) -> None:
         assert engine.task_queue not in page.text
         assert "/console/workers" not in {given.get("href") for _, given in page.tags}
         page = await browser.open("/agents")
-        assert "/console/runs?agent=desk&status=running" not in {given.get("href") for _, given in page.tags}
+        assert "/console/runs?agent=desk&status=open" not in {given.get("href") for _, given in page.tags}
 
 
 async def test_pages_of_agents(engine: Engine) -> None:

@@ -137,6 +137,11 @@ async def test_a_session_begins_and_goes_on(engine: Engine) -> None:
         assert [given["href"] for tag, given in page.tags if tag == "a" and "/chat/" in given.get("href", "")] == [
             f"/console/chat/{name}" for name in ("asker", "dropper", "orders", "payer", "talker", "waiter")
         ]
+        found = await browser.open("/chat?text=PAY")
+        assert [given["href"] for tag, given in found.tags if tag == "a" and "/chat/" in given.get("href", "")] == [
+            "/console/chat/payer"
+        ]
+        assert "No agent fits" in (await browser.open("/chat?text=nothing")).text
         path = await at.start(browser, text="Hello **there**")
         page = await at.shows(browser, path, "You said", "for your message")
         assert "<strong>there</strong>" in browser.response.text

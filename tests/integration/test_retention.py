@@ -159,7 +159,7 @@ async def test_what_waits_in_temporal_is_held(engine: Engine) -> None:
 
     async def are_listed() -> bool:
         """Temporal's lists show what is new after a moment."""
-        listed = [run.id for run in await client.list(status="running")]
+        listed = [run.id for run in await client.list(status="open")]
         return {waiting.id, fork.id} <= set(listed) and ended.id not in listed and bool(await client.schedules())
 
     await eventually(are_listed, what="the runs and the schedule in the lists")
