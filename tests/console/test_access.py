@@ -194,7 +194,7 @@ async def test_below_another_path(engine: Engine) -> None:
             assert all(link.startswith("/perdure/console/") for link in links)
             assert all(form.action.startswith("/perdure/console/") for form in page.forms)
             gone = await http.get("/console/", headers=headers)
-            assert gone.headers["location"] == "/perdure/console/inbox"
+            assert gone.headers["location"] == "/perdure/console/overview"
             moved = await http.get("/console/inbox")
             assert moved.headers["location"] == "/perdure/console/login?next=%2Finbox"
 
