@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow
 PHONE = {"viewport": {"width": 390, "height": 800}, "is_mobile": True, "has_touch": True}
 NO_PAGES = {
     *("inbox_changes", "context", "outcome", "panel", "earlier", "live", "file", "export_events", "export_messages"),
-    *("chat_state", "chat_earlier", "chat_live", "chat_outcome", "audit_csv", "audit_lines", "signed_in"),
+    *("chat_state", "chat_earlier", "chat_live", "chat_outcome", "audit_csv", "audit_lines", "signed_in", "find_page"),
 }
 """Routes that answer with a part of a page, a file or events, or lead on: they have no form of their own."""
 ELSEWHERE = {"schedule"}
@@ -39,6 +39,7 @@ async def list_addresses(client: Client, runs: dict[str, Run[Any]]) -> dict[str,
         "agent": "support",
         "webhook": webhook,
         "message": message,
+        "bulk": samples["bulk"].rpartition("/")[2],
     }
     addresses = {
         route.name: re.sub(r"\{(\w+):\w+\}", lambda part: values[part[1]], route.path)
@@ -47,6 +48,7 @@ async def list_addresses(client: Client, runs: dict[str, Run[Any]]) -> dict[str,
     }
     question = next(wait for wait in (await client.list_waits()).waits if wait.kind == "question")
     return addresses | {
+        "ask_bulk": samples["bulk-new"],
         "question": f"/inbox/{quote(question.run_id, safe='')}/{question.call_id}",
         "chat-question": f"/chat/tailor/{quote(runs['tailor'].id, safe='')}",
         "run-standing": samples["run-standing"],
