@@ -95,7 +95,7 @@ async def test_one_summary_everywhere(engine: Engine) -> None:
         run = await client.start("desk", "Go", mode="session", by="mallory")
         await wait_for_waits(client, len(EXPECTED))
         summaries = {name: summary for name, (summary, _) in EXPECTED.items()}
-        assert {wait.name: wait.summary for wait in (await run.status()).approvals} == summaries
+        assert {wait.tool: wait.summary for wait in (await run.status()).approvals} == summaries
         assert {wait.tool: wait.summary for wait in await list_pending_calls_of_run(run)} == summaries
         listed = (await client.list_waits()).waits
         assert {wait.tool: (wait.summary, wait.amount) for wait in listed} == EXPECTED
