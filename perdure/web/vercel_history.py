@@ -74,7 +74,9 @@ async def _read_present(turn: Turn[Any]) -> list[UIMessage]:
             if event.seq > until:
                 break
             if isinstance(event, MessageInjected) and not event.path:
-                present.append(_build_injected(await texts.load(event)))
+                loaded = await texts.load(event)
+                assert isinstance(loaded, MessageInjected)
+                present.append(_build_injected(loaded))
     return present
 
 
