@@ -17,7 +17,7 @@ from temporalio.service import RPCError, RPCStatusCode
 
 from ..errors import InvalidInputError
 from ..ports.failures import FailingCursor
-from ..ports.run_lists import RunFilter
+from ..ports.run_lists import RunFilter, has_words
 from ..ports.store import RunRow, Store
 from ..ports.times import timestamp
 from ..temporal.errors import is_missing_attribute, translate_service_error
@@ -119,11 +119,15 @@ class RunFilters:
         )  # fmt: skip
 
     def has_row(self, row: RunRow) -> bool:
-        """Whether the store lists the row, but for words and errors."""
+        """Whether the store lists the row, but for the error."""
         wanted = self.labels | {"agent": self.agent}
         if any(value not in (None, getattr(row, name)) for name, value in wanted.items()):
             return False
         if self.status in _RECORDED_STATUSES and row.status != self.status:
+            return False
+        if self.updated_from is not None and row.updated_at < timestamp(self.updated_from):
+            return False
+        if not has_words(self.search, row.context_id, row.first_message, row.error):
             return False
         return (not self.roots or row.root is None) and self.has_time(datetime.fromisoformat(row.created_at))
 
@@ -332,7 +336,14 @@ async def list_runs_by_id(client: ClientHandle, ids: Sequence[str], filters: Run
     rows = await store.get_runs(ids)
     newest = await find_newest_executions(client, ids)
     wanted = {name: row for name, row in rows.items() if filters.has_row(row)}
-    others = [one for name, one in newest.items() if name not in rows and filters.has_time(one.start_time)]
+    others = [
+        one
+        for name, one in newest.items()
+        if name not in rows
+        and filters.updated_from is None
+        and has_words(filters.search, name)
+        and filters.has_time(one.start_time)
+    ]
     found = {run.id: run for _, run in await pager.summarize(list(wanted.values()), others)}
     return [found[name] for name in dict.fromkeys(ids) if name in found]
 

@@ -47,11 +47,25 @@ class FailureCount:
 
 def encode_words(search: str | None) -> str | None:
     """Return the words of a search as both databases read them: an object with a pattern for each as its keys."""
-    lowered = (search or "").encode(errors="replace").lower().decode()  # the letters that lower() of databases knows
-    words = lowered.replace("\0", " ").split()[:MAX_WORDS]
+    words = _split_words(search)
     for mark in ("\\", "%", "_"):
         words = [word.replace(mark, f"\\{mark}") for word in words]
     return json.dumps(dict.fromkeys(words, 1)) if words else None
+
+
+def has_words(search: str | None, *texts: str | None) -> bool:
+    """Whether the texts have all words of a search, as the databases tell."""
+    text = lower_ascii(" ".join(text or "" for text in texts))
+    return all(word in text for word in _split_words(search))
+
+
+def _split_words(search: str | None) -> list[str]:
+    return lower_ascii(search or "").replace("\0", " ").split()[:MAX_WORDS]
+
+
+def lower_ascii(text: str) -> str:
+    """Return ``text`` with the small letters that lower() of the databases knows: those of ASCII."""
+    return text.encode(errors="replace").lower().decode()
 
 
 def summarize_text(text: str, chars: int) -> str:

@@ -104,7 +104,7 @@ class Waits(Protocol):
         limit: int = 100,
     ) -> list[WaitRow]:
         """List waits in an order, with a group those of a group together. ``text`` occurs in the summary, the tool or
-        the run's id, in letters of either case. ``after`` is the cursor of the last row of the page before."""
+        the run's id, letters of ASCII in either case. ``after`` is the cursor of the last row of the page before."""
 
     async def count_wait_groups(
         self, group: WaitGroup, *, agent: str | None = None, kind: PendingKind | None = None, limit: int = 100

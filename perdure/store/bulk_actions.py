@@ -9,6 +9,7 @@ from typing import Any
 
 from ..ports.bulk_actions import BulkOutcome, BulkRow, BulkRunRow, BulkState
 from ..ports.webhooks import RowCursor
+from .retention import Query, SqlRetention, Step
 from .schema import TABLES, Tables, split_keys
 from .statements import load_statements
 
@@ -20,21 +21,23 @@ _DELETED_BULKS = 50
 """Bulk actions that are deleted in one transaction."""
 
 
-class BulkTables(Tables):
+def _create_bulk(values: dict[str, Any], runs: Sequence[BulkRunRow]) -> Step[None]:
+    """Insert a bulk action with all of its runs, or neither: the same request may come twice at once."""
+    if not (yield Query(SQL.insert_bulk, values)):
+        return
+    for start in range(0, len(runs), _INSERTED_RUNS):
+        some = {run.context_id: asdict(run) for run in runs[start : start + _INSERTED_RUNS]}
+        yield Query(SQL.insert_bulk_runs, {"bulk_id": values["id"], "rows": json.dumps(some)})
+
+
+class BulkTables(Tables, SqlRetention):
     """The methods of :class:`perdure.ports.bulk_actions.BulkActions`, for a store in a database."""
 
     async def create_bulk(self, row: BulkRow, runs: Sequence[BulkRunRow]) -> None:
         """See :class:`perdure.ports.bulk_actions.BulkActions`."""
-        if await self._select_rows(SQL.get_bulk, id=row.id):
-            return
-        await self._change_rows(SQL.delete_bulk_runs_of, keys=[row.id])  # of a request that was lost in between
-        # The runs first: a bulk action that is found has all of its runs.
-        for start in range(0, len(runs), _INSERTED_RUNS):
-            some = {run.context_id: asdict(run) for run in runs[start : start + _INSERTED_RUNS]}
-            await self._change_rows(SQL.insert_bulk_runs, bulk_id=row.id, rows=json.dumps(some))
         values = asdict(row) | {"created_at": await self._read_clock()}
         values["user_id"] = values.pop("user")
-        await self._change_rows(SQL.insert_bulk, **values)
+        await self._run_step(lambda: _create_bulk(values, runs), write=True)
 
     async def get_bulk(self, id: str) -> BulkRow | None:
         """See :class:`perdure.ports.bulk_actions.BulkActions`."""

@@ -10,6 +10,7 @@ VALUES (
     :created_at, :ended_at, :stopped_by
 )
 ON CONFLICT DO NOTHING
+RETURNING id
 
 -- name: insert_bulk_runs
 -- `rows`: an object with the ids of the runs as its keys.

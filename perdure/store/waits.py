@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
+from ..ports.run_lists import lower_ascii
 from ..ports.waits import RunWaits, WaitCursor, WaitGroup, WaitOrder, WaitRow
 from ..types.approvals import PendingKind
 from .schema import Tables, as_bytes, split_keys
@@ -38,7 +39,7 @@ class WaitTables(Tables):
             place = {"place": order if group is None else f"{group}_{order}", "name": after.name}
             place |= {"less": -_parse_amount(after.at)} if order == "amount" else {"time": after.at}
             place |= {"context_id": after.context_id, "call_id": after.call_id}
-        pattern = None if text is None else f"%{_escape_pattern(text.lower())}%"
+        pattern = None if text is None else f"%{_escape_pattern(lower_ascii(text))}%"
         filters = {"agent": agent, "kind": kind, "tool": tool, "tenant": tenant, "user": user, "text": pattern}
         rows = await self._select_rows(SQL.list_waits, **filters, order=order, group=group, limit=limit, **place)
         return [replace(WaitRow(*row[:-1]), body=None if row[-1] is None else as_bytes(row[-1])) for row in rows]

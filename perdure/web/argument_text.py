@@ -127,11 +127,12 @@ class _Reader:
         return self.read(value)
 
     def _find_name(self, begin: int, left: Mapping[str, Any]) -> tuple[str, str | None]:
-        """Return a name that begins as the text does, and the rest of it."""
+        """Return a name that begins as the text does, and the rest of it. There may be many names, and much text."""
+        self._at = begin
+        known, cut = self._scan_text()
         for name in left:
-            self._at = begin
             with suppress(_OtherTextError):
-                return name, self._read_text(name)
+                return name, _complete_text(known, cut or "", name)
         raise _OtherTextError
 
     def _read_list(self, values: list[Any] | tuple[Any, ...]) -> str | None:
@@ -149,28 +150,29 @@ class _Reader:
         return None
 
     def _read_text(self, value: str) -> str | None:
+        known, cut = self._scan_text()
+        if cut is not None:
+            return _complete_text(known, cut, value)
+        if known != value:
+            raise _OtherTextError
+        return None
+
+    def _scan_text(self) -> tuple[str, str | None]:
+        """Read a text, and return it with the escape that it was cut in, "" for none; None if the text is whole."""
         self._take('"')
         found = _CHARS.match(self._text, self._at)
         raw = found[0] if found else ""
         self._at += len(raw)
         if self._at < len(self._text) and self._text[self._at] == '"':
             self._at += 1
-            if _decode(raw) != value:
-                raise _OtherTextError
-            return None
+            return _decode(raw), None
         cut = self._text[self._at :]
         self._at = len(self._text)
         if cut and not _CUT_ESCAPE.fullmatch(cut):
             raise _OtherTextError
         if pair := _HIGH_SURROGATE.search(raw):  # half of a character
             raw, cut = raw[: pair.start(1)], pair[1] + cut
-        known = _decode(raw)
-        if not value.startswith(known):
-            raise _OtherTextError
-        missing = value[len(known) :]
-        if not cut:
-            return _dump(missing)[1:]
-        return _complete_escape(cut, missing[:1]) + _dump(missing[1:])[1:]
+        return _decode(raw), cut
 
     def _read_literal(self, word: str) -> str | None:
         begun = self._text[self._at : self._at + len(word)]
@@ -201,6 +203,14 @@ def _join(separator: str, left: Mapping[str, Any]) -> str:
 
 def _decode(raw: str) -> str:
     return str(json.loads(f'"{raw}"', strict=False))
+
+
+def _complete_text(known: str, cut: str, value: str) -> str:
+    """Return the rest of ``value``, with its quote, behind what is ``known`` and a ``cut`` escape."""
+    if not value.startswith(known):
+        raise _OtherTextError
+    missing = value[len(known) :]
+    return _complete_escape(cut, missing[:1]) + _dump(missing[1:])[1:] if cut else _dump(missing)[1:]
 
 
 def _complete_escape(cut: str, char: str) -> str:

@@ -219,10 +219,11 @@ async def find_bulk_action(call: Call) -> BulkAction:
 
 
 def may_see(call: Call, action: BulkAction) -> bool:
-    """Whether the caller may see a bulk action: its own, and those of tenants all of whose runs it may see."""
-    if (action.by, action.auth) == (call.caller.name, call.caller.auth):
-        return True
+    """Whether the caller may see a bulk action: its own, and those of tenants all of whose runs it may see. The users
+    of two tenants may have the same name at a proxy."""
     scope = get_list_scope(call.caller)
+    if (action.by, action.auth) == (call.caller.name, call.caller.auth):
+        return scope.has_tenant(action.tenant) or (action.tenant is None and call.caller.tenant is None)
     return scope.agents is None and scope.sessions is None and scope.has_tenant(action.tenant)
 
 

@@ -10,11 +10,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from contextlib import aclosing
 from typing import Any
 
 from starlette.responses import Response
 
+from ..client.turn import Turn
 from ..errors import RunNotFoundError
+from ..loop.finish import REMINDER_ID
 from ..loop.transcript import SUMMARY_ID
 from ..types.events import MessageInjected
 from ..types.messages import BlobRef, FilePart, Message, TextPart, ThinkingPart, ToolCallPart, ToolResultPart
@@ -26,7 +29,6 @@ from .turns import (
     find_turn_start,
     is_answer_call,
     open_session,
-    read_history,
     read_latest_seq,
 )
 
@@ -44,32 +46,56 @@ async def list_chat_messages(call: Call) -> Response:
         turn = await find_present_turn(call.client, chat_id)
     except RunNotFoundError:
         return Response("[]", media_type="application/json")
-    run, store = call.client.run(chat_id), await call.client.store()
-    present: list[UIMessage] = []
-    until = await read_latest_seq(call.client, chat_id)
+    run, store, name = call.client.run(chat_id), await call.client.store(), chat_id
+    head, present = await run.read_head(store), list[UIMessage]()
     if (await turn.status()).state == "running":
-        begin = await find_turn_start(call.client, turn, until)
-        events = await read_history(run, EventTexts(call.client), until, begin or 0)
-        present = [_build_injected(event) for event in events if isinstance(event, MessageInjected) and not event.path]
-    head = await run.read_head(store)
+        present = await _read_present(turn)
+        rows = await store.list_turns(chat_id, limit=2)
+        if (before := next((row.head for row in rows if row.task_id != turn.task_id), None)) is not None:
+            head, name = before, f"{chat_id}\n"  # beside the pages of the whole, which are kept by name
     pages = call.web.transcripts
-    messages, total = await pages.read(store, chat_id, head, after=-1, limit=MAX_HISTORY, full=True)
+    messages, total = await pages.read(store, name, head, after=-1, limit=MAX_HISTORY, full=True)
     if total > MAX_HISTORY:
         after = total - 1 - MAX_HISTORY
-        messages, _ = await pages.read(store, chat_id, head, after=after, limit=MAX_HISTORY, full=True)
+        messages, _ = await pages.read(store, name, head, after=after, limit=MAX_HISTORY, full=True)
     chat = build_chat_messages(messages)
-    ids = {message["id"] for message in present}
-    cut = next((index for index, message in enumerate(chat) if message["id"] in ids), len(chat))
+    cut = next((index for index, message in enumerate(chat) if _is_among(message, present)), len(chat))
     return Response(encode_json(call.caller.show_ids([*chat[:cut], *present])), media_type="application/json")
+
+
+async def _read_present(turn: Turn[Any]) -> list[UIMessage]:
+    """Read the messages of an open turn."""
+    run, texts = turn.run, EventTexts(turn.run.client)
+    until = await read_latest_seq(run.client, run.id)
+    begin = await find_turn_start(run.client, turn, until) or 0
+    present: list[UIMessage] = []
+    async with aclosing(run.events(begin, wait=False)) as events:
+        async for event in events:
+            if event.seq > until:
+                break
+            if isinstance(event, MessageInjected) and not event.path:
+                loaded = await texts.load(event)
+                assert isinstance(loaded, MessageInjected)
+                present.append(_build_injected(loaded))
+    return present
+
+
+def _is_among(message: UIMessage, present: Sequence[UIMessage]) -> bool:
+    """Whether a message of the transcript is one of an open first turn: by its id, or without one by its content."""
+    return any(
+        one["id"] == message["id"] or (one["id"].startswith("e") and one["parts"] == message["parts"])
+        for one in present
+        if message["role"] == "user"
+    )
 
 
 def build_chat_messages(messages: Sequence[Message]) -> list[UIMessage]:
     """Build the messages of a chat from a transcript. All replies to a message of the user are one message of the
-    assistant, as in the stream of a turn; summaries are left out."""
+    assistant, as in the stream of a turn; what the engine tells the model is left out."""
     results = {part.call_id: part for message in messages for part in message.tool_results}
     chat: list[UIMessage] = []
     for index, message in enumerate(messages):
-        if message.role == "user" and message.id != SUMMARY_ID:
+        if message.role == "user" and not is_own_message(message):
             parts = [_build_content_part(part) for part in message.parts if isinstance(part, TextPart | FilePart)]
             chat.append({"id": message.id or f"m{index}", "role": "user", "parts": parts})
         elif message.role == "assistant":
@@ -78,6 +104,11 @@ def build_chat_messages(messages: Sequence[Message]) -> list[UIMessage]:
                 chat.append({"id": f"{of}/reply", "role": "assistant", "parts": []})
             chat[-1]["parts"] += [{"type": "step-start"}, *_build_reply_parts(message, results)]
     return chat
+
+
+def is_own_message(message: Message) -> bool:
+    """Whether the engine has written the message for the model: a summary, or a reminder to finish."""
+    return message.id == SUMMARY_ID or (message.id == REMINDER_ID and message.by is None)
 
 
 def _build_reply_parts(message: Message, results: dict[str, ToolResultPart]) -> list[dict[str, Any]]:

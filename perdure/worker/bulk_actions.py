@@ -21,7 +21,8 @@ from ..client.audit import audit_caller
 from ..client.bulk_actions import KEEP_BULKS
 from ..client.client import Client
 from ..client.run import Run
-from ..client.visibility import STATUS_NAMES, attribute_of
+from ..client.run_states import refine_states
+from ..client.visibility import STATUS_NAMES, attribute_of, build_run_summary
 from ..errors import PerdureError, RunClosedError, ServerUnreachableError, StoreError
 from ..ports.bulk_actions import BulkOutcome, BulkRow, BulkRunRow
 from ..ports.store import Store
@@ -174,7 +175,7 @@ async def _resume(run: Run[Any], bulk: BulkRow, chosen: BulkRunRow, *, is_first:
     execution = await run.describe()
     if await _has_changed(run, chosen, execution):
         return ("skipped", "it was continued meanwhile") if is_first else ("acted", None)
-    if execution.close_time is None and attribute_of(execution, STATUS_ATTRIBUTE) != "paused":
+    if execution.close_time is None and not await _is_paused(run, execution):
         return ("skipped", "it is running") if is_first else ("acted", None)
     try:
         await run.resume(by=bulk.by)
@@ -195,6 +196,14 @@ async def _cancel(run: Run[Any], bulk: BulkRow, chosen: BulkRunRow, *, is_first:
     except RunClosedError as error:
         return "skipped", error.message
     return "acted", None
+
+
+async def _is_paused(run: Run[Any], execution: WorkflowExecutionDescription) -> bool:
+    status = attribute_of(execution, STATUS_ATTRIBUTE)
+    if status is None:  # the namespace lacks the attribute: as the run was chosen
+        [summary] = await refine_states(run.client, [await build_run_summary(run.client, execution)])
+        status = summary.status
+    return bool(status == "paused")
 
 
 async def _has_changed(run: Run[Any], chosen: BulkRunRow, execution: WorkflowExecutionDescription) -> bool:

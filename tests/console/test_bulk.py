@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Any
 from urllib.parse import quote
 
@@ -10,12 +11,13 @@ import pytest
 
 from perdure import Agent
 from perdure.testing import ScriptedProvider
+from perdure.web.app import WebOptions, create_app
 from tests.console.test_runs import read_rows
 from tests.integration.test_bulk_actions import Door, failed_runs, name_of, payer
 from tests.support.engine import Engine
 from tests.support.pages import Browser, console
 from tests.support.wait import eventually
-from tests.support.web import make_caller, serve
+from tests.support.web import ADA, NamedCallers, make_caller, serve
 
 pytestmark = pytest.mark.server
 
@@ -94,13 +96,16 @@ async def test_over_http_with_the_permissions_of_the_caller(engine: Engine) -> N
     door = Door()
     acme = make_caller("acme", tenants=("acme",))
     reader, narrow = make_caller("reader", "viewer"), make_caller("narrow", tenants=("acme",), agents=("other",))
+    callers = NamedCallers(ADA, acme, reader, narrow)
+    callers.callers["acme@other"] = replace(acme, tenants=("other",))  # to a proxy, users of two tenants have one name
     async with (
         failed_runs(engine, door, "inv-1", "inv-2") as client,
-        serve(client, acme, reader, narrow) as service,
+        serve(client, app=create_app(client, authenticator=callers, options=WebOptions(dev=True))) as service,
         service.connect() as http,
         service.connect("acme") as mine,
         service.connect("reader") as viewer,
         service.connect("narrow") as other,
+        service.connect("acme@other") as namesake,
     ):
         door.is_open = True
         own = await client.start(payer(engine), "Pay", id=name_of(engine, "inv-1"), tenant="acme", mode="session")
@@ -143,6 +148,8 @@ async def test_over_http_with_the_permissions_of_the_caller(engine: Engine) -> N
         assert [row["session"] for row in runs] == [name_of(engine, "inv-1")]
         assert (await http.get(f"{place}/runs")).json()["data"][0]["session"] == own.id
         assert (await other.get(place)).status_code == 404
+        assert (await namesake.get(place)).status_code == 404, "of another tenant"
+        assert (await namesake.get("/bulk-actions")).json()["data"] == []
         assert (await other.get("/bulk-actions")).json()["data"] == []
         assert (await viewer.get(place)).status_code == 403
         assert [one["id"] for one in (await mine.get("/bulk-actions")).json()["data"]] == [started.json()["id"]]

@@ -155,6 +155,23 @@ async def test_what_is_not_acted_on_has_its_reason(engine: Engine) -> None:
         assert (await client.run(ids[1]).status()).state == "failed"
 
 
+async def test_of_the_ids_only_those_that_the_other_fields_have(engine: Engine) -> None:
+    async with failed_runs(engine, Door(), "inv-1", "inv-2") as client:
+        ids = [name_of(engine, name) for name in ("inv-1", "inv-2")]
+        later = datetime.now(UTC) + timedelta(days=1)
+        for fields, count in (
+            ({}, 2),
+            ({"search": "PAY inv-2"}, 1),
+            ({"search": "key wrong"}, 2),
+            ({"search": "nothing"}, 0),
+            ({"error": "ToolError"}, 0),
+            ({"updated_from": later}, 0),
+            ({"updated_from": later - timedelta(days=2)}, 2),
+        ):
+            preview = await client.bulk_actions.preview("resume", where(ids=ids, **fields))
+            assert preview.counts.get("pending", 0) == count, fields
+
+
 async def test_a_filter_that_names_nothing_or_finds_nothing_is_refused(engine: Engine) -> None:
     async with engine.served(Agent(payer(engine), ScriptedProvider(["done"]))) as client:
         for verb, chosen, text in (

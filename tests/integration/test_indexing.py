@@ -13,6 +13,7 @@ from temporalio.api.operatorservice.v1 import AddSearchAttributesRequest, Remove
 from temporalio.client import Client as TemporalClient
 
 from perdure import Agent, Client, Limits, Run, Worker, tool
+from perdure.client.bulk_actions import BulkFilter
 from perdure.errors import InvalidInputError, RuntimeSetupError
 from perdure.ports.model import ModelRequest
 from perdure.temporal import attributes as search_attributes
@@ -307,6 +308,35 @@ async def test_without_attributes_everything_works_and_setup_takes_effect_withou
         f"namespace {bare.namespace}: missing: {AGENT_ATTRIBUTE}, {STATUS_ATTRIBUTE}, {PENDING_ATTRIBUTE}"
         in said[0].getMessage()
     )
+    await client.close()
+
+
+async def test_without_attributes_a_bulk_action_resumes_what_is_paused(bare: TemporalClient, tmp_path: Path) -> None:
+    client = Client(bare, store_url=f"sqlite:///{tmp_path}/store.db", task_queue="q", actor="tests")
+    gate = Gate()
+
+    @tool
+    async def hold() -> str:
+        """Hold."""
+        await gate()
+        return "held"
+
+    desk = Agent("desk", ScriptedProvider([call("hold"), "Done."]), tools=[hold])
+    async with Worker(client, [desk], drain=1.0):
+        run = await client.start("desk", "Go.")
+        await eventually(lambda: gate.entered)
+        await run.pause()
+        gate.open()
+
+        async def is_listed() -> bool:
+            return (await client.bulk_actions.preview("resume", chosen)).counts == {"pending": 1}
+
+        chosen = BulkFilter(ids=(run.id,))
+        await eventually(is_listed)
+        action = await client.bulk_actions.start("resume", chosen)
+        ended = await client.bulk_actions.wait(action.id, seconds=30)
+        assert ended.counts == {"acted": 1}, (await client.bulk_actions.runs(action.id)).runs
+        assert (await run.result()).content == "Done."
     await client.close()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator
+from time import process_time
 from typing import Any
 
 import httpx
@@ -44,6 +45,16 @@ def spellings(draw: Any) -> tuple[str, dict[str, Any]]:
         arguments, ensure_ascii=draw(st.booleans()), indent=draw(st.sampled_from([None, 1])), separators=separators
     )
     return raw, arguments
+
+
+def test_many_names_do_not_multiply_a_long_text() -> None:
+    def measure(names: int) -> float:
+        arguments = {f"b{number}": 1 for number in range(names)}
+        begun = process_time()
+        assert find_rest('{ "\\n' + "a" * 20_000, arguments) is None
+        return process_time() - begun
+
+    assert min(measure(400) for _ in range(3)) < 5 * min(measure(20) for _ in range(3))
 
 
 @given(spellings(), st.data())

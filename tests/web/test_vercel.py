@@ -9,14 +9,16 @@ from typing import Any
 
 import httpx
 from hypothesis import given
+from pydantic import BaseModel
 from starlette.applications import Starlette
 
-from perdure import Agent, Client, callback_tool, tool
+from perdure import Agent, Client, Run, callback_tool, tool
 from perdure.testing import ScriptedProvider, call
 from perdure.types.events import Event
 from perdure.web.app import build_web
 from perdure.web.vercel import VercelTranslator, vercel_routes
 from tests.support.engine import Engine
+from tests.support.wait import eventually
 from tests.support.web import serve
 from tests.web.test_agui import Tokens
 from tests.web.test_agui_translation import turns
@@ -253,6 +255,38 @@ async def test_a_page_that_is_opened_again_has_what_was_said(engine: Engine) -> 
         assert [message["id"] for message in await read_messages()] == ["u1", "u1/reply", "u2"]
         theirs = await http.get("/ui/helper/c1/messages", headers={"X-User": "bob"})
         assert theirs.json() == [], "another tenant's"
+
+
+async def test_a_page_that_is_opened_again_has_each_message_of_people_once(engine: Engine) -> None:
+    """Also one that came without an id, in a turn that is open; and none of the engine's own."""
+
+    class Refund(BaseModel):
+        order: str
+
+    replies: list[Any] = [
+        "I will.",
+        call("__finish__", order="7"),
+        call("refund", order="8"),
+        call("__finish__", order="8"),
+    ]
+    agent = Agent("helper", ScriptedProvider(replies), tools=[refund], output=Refund)
+    async with engine.served(agent) as client, browser(client) as http:
+
+        async def read_texts() -> list[tuple[str, str]]:
+            messages = (await http.get("/ui/helper/c1/messages")).json()
+            parts = [(message["role"], part) for message in messages for part in message["parts"]]
+            return [(role, part["text"]) for role, part in parts if part["type"] == "text"]
+
+        read(await http.post("/ui/helper", json=build_chat(user("refund 7"))))
+        said = [("user", "refund 7"), ("assistant", "I will.")]
+        assert await read_texts() == said
+        turn = await client.run("c1").send("refund 8")
+        await eventually(lambda: _waits(turn.run))
+        assert await read_texts() == [*said, ("user", "refund 8")]
+
+
+async def _waits(run: Run[Any]) -> bool:
+    return bool((await run.status()).approvals)
 
 
 async def test_a_stream_that_waits_has_what_someone_else_decides(engine: Engine) -> None:

@@ -52,6 +52,14 @@ async def test_a_bulk_action_from_its_making_to_its_end(store: Store) -> None:
     assert (ended.state, ended.stopped_by, ended.ended_at is not None) == ("stopped", "bea", True)
 
 
+async def test_the_same_request_twice_at_once_has_the_runs_of_one(store: Store) -> None:
+    chosen = {"ana": [f"a{number}" for number in range(1100)], "bea": ["b1", "b2"]}
+    await asyncio.gather(*(store.create_bulk(replace(bulk(), by=by), runs(*names)) for by, names in chosen.items()))
+    row = await store.get_bulk("b1")
+    assert row is not None
+    assert [run.context_id for run in await store.list_bulk_runs("b1", limit=2000)] == chosen[row.by]
+
+
 async def test_one_of_two_workers_records_what_became_of_a_run(store: Store) -> None:
     await store.create_bulk(bulk(), runs("a"))
     assert sorted(

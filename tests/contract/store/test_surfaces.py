@@ -287,6 +287,13 @@ async def test_a_client_removes_what_it_has_decided(store: Store):
     assert await read_names(store) == [("c", "b")]
 
 
+async def test_waits_are_found_by_what_is_shown_of_them(store: Store):
+    event = ApprovalRequested(call_id="a", name="pay", hash="h", at=T1, summary="Pay Ödön: 5")
+    await store.append(EventBatch("c", [NewEvent(event)], agent="payer"))
+    for text, count in (("Pay Ödön", 1), ("pAY Ödön", 1), ("Odon", 0)):
+        assert len(await store.list_waits(text=text)) == count, text
+
+
 async def test_any_text_in_a_wait(store: Store):
     event = ApprovalRequested(call_id="\0\1ä", name="\0", hash="\1", at=T1)
     await store.append(EventBatch("c\0", [NewEvent(event)], agent="\1\0"))
