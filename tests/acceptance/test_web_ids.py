@@ -79,7 +79,8 @@ NOT_DOORS = {
     # what is begun has an id of the engine's own, or nothing is begun
     "upload_file", "post_event", "decide_approvals", "create_webhook", "update_webhook", "rotate_webhook",
     "test_webhook", "resend_delivery", "delete_webhook", "delete_session", "pause_schedule", "resume_schedule",
-    "trigger_schedule", "delete_schedule", "replace_schedule",
+    "trigger_schedule", "delete_schedule", "replace_schedule", "preview_bulk_action", "create_bulk_action",
+    "stop_bulk_action",
 }  # fmt: skip
 
 

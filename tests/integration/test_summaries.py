@@ -117,7 +117,7 @@ async def test_one_summary_everywhere(engine: Engine) -> None:
 
 def test_a_question_on_a_terminal_has_the_summary() -> None:
     waiting = WaitingCall(
-        call_id="call_1", name="pay", arguments={"amount": 3}, hash="h", summary="Pay \u2068“\u05d0”\u2069: 3 \x1b[2J"
+        call_id="call_1", tool="pay", arguments={"amount": 3}, hash="h", summary="Pay \u2068“\u05d0”\u2069: 3 \x1b[2J"
     )
     requests = PendingRequests("run-1")
     lines = list(requests.update([RunWait("run-1", waiting)], {}))

@@ -124,7 +124,7 @@ async def test_an_outage_and_its_end_reach_the_endpoint(engine: Engine, endpoint
         await eventually(lambda: "run.recovered" in endpoint.types)
         assert endpoint.types == ["run.held_up", "run.recovered"]
         data = endpoint.requests[0].json["data"]
-        assert (data["context_id"], data["agent"], data["error_type"]) == (run.id, "support", "ProviderServerError")
+        assert (data["run_id"], data["agent"], data["error_type"]) == (run.id, "support", "ProviderServerError")
         assert (data["error"], data["failing_call"]) == ("it is down", "perdure.model")
         assert data["reason"].endswith("have failed in a row")
 
