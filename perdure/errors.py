@@ -27,7 +27,7 @@
     ├── RunExistsError
     │   └── RunIdError                           the id cannot be that of a new run
     ├── RunNotFoundError · RunOpenError · RunClosedError · RunStuckError
-    ├── ScheduleNotFoundError · ScheduleExistsError · WebhookNotFoundError
+    ├── ScheduleNotFoundError · ScheduleExistsError · WebhookNotFoundError · BulkActionNotFoundError
     ├── ApprovalPendingError · ApprovalExpiredError · ApprovalDecidedError
     ├── ApprovalForbiddenError (also PermissionError)    who requested a call cannot approve it
     ├── ProviderError                            the model's API; ``retryable`` says whether to try again
@@ -264,6 +264,10 @@ class ScheduleExistsError(PerdureError):
 
 class WebhookNotFoundError(PerdureError):
     """No webhook, or no delivery of one, has that id."""
+
+
+class BulkActionNotFoundError(PerdureError):
+    """No bulk action has that id, or it ended more than 30 days ago."""
 
 
 class ApprovalPendingError(PerdureError):

@@ -19,6 +19,7 @@ import typer
 from .._terminal import escape_line, print_json, print_line, print_text, style_text, truncate_text
 from ..errors import (
     ApprovalForbiddenError,
+    BulkActionNotFoundError,
     DefinitionError,
     InvalidInputError,
     MissingExtraError,
@@ -313,7 +314,7 @@ INTERRUPTED = 130
 _EXIT_CODES = (
     ((StoreError,), 1),
     ((InvalidInputError, DefinitionError), 2),
-    ((RunNotFoundError, ScheduleNotFoundError, WebhookNotFoundError), 3),
+    ((RunNotFoundError, ScheduleNotFoundError, WebhookNotFoundError, BulkActionNotFoundError), 3),
     ((MissingExtraError,), 6),
     ((RuntimeSetupError,), 4),
     ((ApprovalForbiddenError,), 5),

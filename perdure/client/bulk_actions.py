@@ -20,7 +20,7 @@ from temporalio.common import WorkflowIDReusePolicy
 from temporalio.exceptions import WorkflowAlreadyStartedError
 from temporalio.service import RPCError, RPCStatusCode
 
-from ..errors import InvalidInputError, StoreError, TranscriptUnavailableError
+from ..errors import BulkActionNotFoundError, InvalidInputError, StoreError, TranscriptUnavailableError
 from ..ports.bulk_actions import OUTCOMES, BulkOutcome, BulkRow, BulkRunRow, BulkState, BulkVerb
 from ..ports.store import Store
 from ..temporal.errors import translate_service_error
@@ -211,7 +211,7 @@ class BulkActions:
         return await self.get(bulk_id)
 
     async def get(self, id: str) -> BulkAction:
-        """Return a bulk action and how far it is. Raises ``InvalidInputError`` for an unknown one."""
+        """Return a bulk action and how far it is. Raises ``BulkActionNotFoundError`` for an unknown one."""
         store = await self._open_store()
         row = await store.get_bulk(id) if _is_id(id) else None
         if row is None:
@@ -394,9 +394,9 @@ def _is_id(id: object) -> bool:
     return isinstance(id, str) and 0 < len(id) <= NAME_CHARS and id == clean_text(id)
 
 
-def build_unknown_bulk_error(id: object) -> InvalidInputError:
+def build_unknown_bulk_error(id: object) -> BulkActionNotFoundError:
     """Build the error for a bulk action that does not exist, or is none of the caller's: the same for both."""
-    return InvalidInputError(f"there is no bulk action {id!r:.100}", hint="They are kept for 30 days.")
+    return BulkActionNotFoundError(f"there is no bulk action {id!r:.100}", hint="They are kept for 30 days.")
 
 
 def _build_action(row: BulkRow, counts: Mapping[BulkOutcome, int]) -> BulkAction:

@@ -26,7 +26,6 @@ from ..types.messages import RUN_ID_CHARS
 from .auth import Resource, get_list_scope
 from .lists import Instant, PageQuery, RunsQuery, build_run_filters
 from .operations import Call, Empty, Input, Operation
-from .problems import NotFoundError
 
 TAG = "bulk-actions"
 
@@ -206,15 +205,11 @@ async def list_bulk_actions(call: Call) -> BulkActionList:
 
 
 async def find_bulk_action(call: Call) -> BulkAction:
-    """Return the bulk action of the path. Raises ``NotFoundError``, also for one that the caller may not see."""
-    id = call.params["bulk"]  # noqa: A001  # as of a session
-    try:
-        action = await call.client.bulk_actions.get(id)
-    except InvalidInputError:
-        action = None
-    if action is None or not may_see(call, action):
-        error = build_unknown_bulk_error(id)
-        raise NotFoundError(error.message, hint=error.hint)
+    """Return the bulk action of the path. Raises ``BulkActionNotFoundError``, also for one that the caller may not
+    see."""
+    action = await call.client.bulk_actions.get(call.params["bulk"])
+    if not may_see(call, action):
+        raise build_unknown_bulk_error(action.id)
     return action
 
 

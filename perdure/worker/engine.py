@@ -107,8 +107,13 @@ class SearchAttributeCheck:
         return attributes.names
 
 
-async def record_agents(store: Store, agents: Iterable[AgentSpec]) -> None:
-    """Record the definitions of the agents, for programs that show them without their code.
+_RECORD_AGAIN_SECONDS = 2.0
+"""Before the first repeat of a record that the store did not take; doubled up to a minute."""
+
+
+async def record_agents(store: Store, agents: Iterable[AgentSpec]) -> bool:
+    """Record the definitions of the agents, for programs that show them without their code, and for HTTP, which refuses
+    an agent that is not recorded. Returns whether the store took them.
 
     Raises no error of the store: a worker starts whose store cannot be written just now, as work then waits for it.
     """
@@ -122,7 +127,9 @@ async def record_agents(store: Store, agents: Iterable[AgentSpec]) -> None:
         if rows:
             await store.record_agents(rows)
     except StoreError as error:
-        logger.warning("the definitions of the agents are not recorded in the store: %s", error.message)
+        logger.warning("the definitions of the agents are not recorded in the store yet: %s", error.message)
+        return False
+    return True
 
 
 # ---
@@ -321,6 +328,9 @@ class Engine:
     Several Temporal workers of one process may share an engine; it closes when the last of them has stopped.
     """
 
+    _recordings: tuple[asyncio.Task[None], ...] = ()
+    """Of agents that the store did not take."""
+
     def __init__(
         self,
         agents: Iterable[AgentSpec] = (),
@@ -388,8 +398,21 @@ class Engine:
         return self._users > 0
 
     async def record_agents(self, agents: Iterable[AgentSpec]) -> None:
-        """Record the definitions of agents that are served from now on, see :func:`record_agents`."""
-        await record_agents(self.store, agents)
+        """Record the definitions of agents that are served from now on, see :func:`record_agents`. If the store cannot
+        be written, it is tried again for as long as the engine is open."""
+        recorded = [*agents]
+        if await record_agents(self.store, recorded):
+            return
+
+        async def record_later() -> None:
+            seconds = _RECORD_AGAIN_SECONDS
+            while True:
+                await asyncio.sleep(seconds)
+                if await record_agents(self.store, recorded):
+                    return
+                seconds = min(seconds * 2, 60.0)
+
+        self._recordings = (*self._recordings, asyncio.create_task(record_later()))
 
     @asynccontextmanager
     async def serve(self, temporal: TemporalClient | None = None, task_queue: str = "") -> AsyncIterator[None]:
@@ -418,6 +441,7 @@ class Engine:
             if temporal is not None and not self.store.store_id:
                 await create_store(self.store, temporal, task_queue)
             await check_blob_location(self.store)
+            stack.push_async_callback(self._stop_recordings)
             await self.record_agents(self.agents)
             await stack.enter_async_context(keep_providers_open())
             self.author.start()
@@ -433,6 +457,12 @@ class Engine:
             if temporal is not None and self._dispatches_webhooks:
                 await stack.enter_async_context(dispatch_webhooks(self.store, temporal, task_queue))
             self._stack = stack.pop_all()
+
+    async def _stop_recordings(self) -> None:
+        tasks, self._recordings = self._recordings, ()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     async def run_call(self, call: ActivityCall) -> ActivityOutput:
         """Run a call through all its stages, without Temporal."""

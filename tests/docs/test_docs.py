@@ -299,6 +299,8 @@ NAMED = re.compile(rf"`((?:{'|'.join((*TOP_LEVEL, *PARTS))})/[\w./-]*|test_\w+\.
 
 
 def file_exists(name: str) -> bool:
+    if name == "test_desk.py":  # the reader's own, of the tutorial
+        return True
     if name.startswith("test_"):
         return any((ROOT / "tests").rglob(name))
     return (ROOT / name).exists() or (ROOT / "perdure" / name).exists()

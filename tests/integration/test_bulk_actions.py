@@ -335,7 +335,11 @@ async def test_lists_have_the_first_message_and_the_error_the_newest_first(engin
         assert listed[1].error is not None
         assert "401" in listed[1].error
         unrecorded = await client.start("unserved", "Wait", id=name_of(engine, "later"), mode="session")
-        assert unrecorded.id in [run.id for run in (await client.list_page(search=unrecorded.id[:-1])).runs]
+
+        async def is_found() -> bool:
+            return unrecorded.id in [run.id for run in (await client.list_page(search=unrecorded.id[:-1])).runs]
+
+        await eventually(is_found)
 
 
 async def test_a_search_without_a_store_is_refused(engine: Engine) -> None:

@@ -91,7 +91,7 @@ async def test_a_run_is_left_steered_listed_and_shown(engine: Engine, cli: Comma
         assert "[1]     I wait.\n        → gate(n=1)  call_1\n        ← passed 1\n" in text
         assert (await cli("list", "-q", "--status", "completed", "--agent", "waiter")).out == f"{run_id}\n"
         header, row = (await cli("list")).out.splitlines()
-        assert header.split() == ["ID", "AGENT", "STATUS", "STARTED", "TOOK"]
+        assert header.split() == ["ID", "AGENT", "STATUS", "STARTED", "TOOK", "FIRST", "MESSAGE,", "ERROR"]
         assert row.split()[:3] == [run_id, "waiter", "completed"]
         assert (await cli("list", "-q", "--tenant", "acme", "--user", "ana")).out == f"{run_id}\n"
         others = ["--agent", "never-started"], ["--status", "failed"], ["--tenant", "other"], ["--user", "ben"]

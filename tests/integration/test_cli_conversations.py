@@ -229,5 +229,5 @@ async def test_run_says_that_its_id_was_used_for_another_message(engine: Engine,
         assert same.code == other.code != 0
         assert "another message" not in same.err
         assert "was started with another message" in other.err
-        assert "for that run's answer: perdure wait ID.\n" in other.err
+        assert "for that run's answer: perdure wait ID\n" in other.err
         assert "client." not in other.err

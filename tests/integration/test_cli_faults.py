@@ -179,8 +179,8 @@ async def test_an_unknown_namespace(path: tuple[str, ...], cli: Commands, answer
         return
     done = await cli(*arguments, "--namespace", "typo")
     check(done)
-    # Without a store there is nothing to collect; tokens and webhooks are in the store alone.
-    if path not in {("env",), ("doctor",), ("store", "gc")} and path[0] not in ("token", "webhook", "mcp"):
+    # Without a store there is nothing to collect; tokens, webhooks and bulk actions are in the store alone.
+    if path not in {("env",), ("doctor",), ("store", "gc")} and path[0] not in ("token", "webhook", "mcp", "bulk"):
         assert done.code == 4
         assert "there is no namespace 'typo'" in done.err
         assert "perdure server setup --create" in done.err

@@ -11,12 +11,14 @@ from pydantic import BaseModel
 from perdure import Agent, Client, Veto, hook, tool
 from perdure.errors import ParseError, StoreError
 from perdure.ports.model import Completed
-from perdure.ports.store import AgentRow, Store
+from perdure.ports.store import AgentRow
 from perdure.ports.usage import UsageRow
 from perdure.store.sqlite import SqliteStore
 from perdure.testing import ScriptedProvider, call, finish
 from perdure.types.messages import TextPart, Usage
+from perdure.worker import engine as worker_engine
 from tests.support.engine import Engine
+from tests.support.wait import eventually
 
 
 async def usage(client: Client, **filters: Any) -> list[UsageRow]:
@@ -108,14 +110,25 @@ async def test_a_worker_records_its_agents_when_it_starts(engine: Engine) -> Non
 async def test_a_worker_starts_whose_agents_cannot_be_recorded(
     engine: Engine, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def fail(self: Store, agents: list[AgentRow]) -> None:
-        raise StoreError("the disk is full")
+    is_full, record = True, SqliteStore.record_agents
+
+    async def fail(self: SqliteStore, agents: list[AgentRow]) -> None:
+        if is_full:
+            raise StoreError("the disk is full")
+        await record(self, agents)
 
     monkeypatch.setattr(SqliteStore, "record_agents", fail)
+    monkeypatch.setattr(worker_engine, "_RECORD_AGAIN_SECONDS", 0.05)
     async with engine.served(Agent("desk", ScriptedProvider(["Done."]))) as client:
         assert (await (await client.start("desk", "Go.")).result()).content == "Done."
         assert await agents_of(client) == []
-    assert any("not recorded in the store: the disk is full" in line for line in caplog.messages)
+        is_full = False
+
+        async def is_recorded() -> bool:
+            return [name for name, _ in await agents_of(client)] == ["desk"]
+
+        await eventually(is_recorded, what="the definition, once the disk has room")
+    assert any("not recorded in the store yet: the disk is full" in line for line in caplog.messages)
 
 
 async def test_an_agent_without_a_schema_does_not_stop_a_worker(
