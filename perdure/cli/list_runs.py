@@ -76,13 +76,15 @@ async def _find_runs(client: Client, limit: int, **filters: Any) -> list[RunSumm
 def _format_row(run: RunSummary) -> Row:
     started = f"{format_duration((datetime.now(UTC) - run.started).total_seconds())} ago" if run.started else ""
     took = format_duration((run.closed - run.started).total_seconds()) if run.started and run.closed else ""
-    cause = format_held_up(run.held_up[0], run.id) if run.held_up else _describe_texts(run)
-    return run.id, run.agent, run.status.replace("_", " "), started, took, cause
+    return run.id, run.agent, run.status.replace("_", " "), started, took, _describe_texts(run)
 
 
 def _describe_texts(run: RunSummary) -> str:
-    """Return the beginning of the first message, and the error."""
+    """Return the beginning of the first message, and what holds the run up, or the error."""
     first = truncate_text(run.first_message or "", _FIRST_CHARS)
+    if run.held_up:
+        cause = format_held_up(run.held_up[0], run.id)
+        return f"{first} · {cause}" if first else cause
     if run.error_type is None:
         return first
     error = f"{run.error_type}: {truncate_text(run.error or '', _ERROR_CHARS)}"

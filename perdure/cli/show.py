@@ -59,6 +59,8 @@ class RunDetails:
     note: str | None = None
     error: PerdureError | None = None
     """What a failed run failed with."""
+    asked: str | None = None
+    """The beginning of the first message, of a run without a reply."""
     ui: str | None = None
 
     @property
@@ -116,6 +118,8 @@ async def read_run_details(run: Run, *, full: bool = False, tree: bool = True) -
     details = RunDetails(status, None, decided=list(status.decided), ui=ui)
     try:
         details.messages = await run.transcript(full=full)
+        if not details.messages:
+            details.asked = (await (await run.client.store()).find_first_messages([run.id])).get(run.id)
         if tree:
             if not full and any(message.replaces for message in details.messages):
                 details.full_messages = await run.transcript(full=True)
@@ -172,6 +176,7 @@ def format_run_details(details: RunDetails, *, full: bool = False) -> list[str]:
     lines += [style_text(f"  {fact}", "dim") for fact in facts if fact]
     for section in (
         format_conversation(details.messages or (), full=full, call_ids=True),
+        [f"{style_text('asked', 'bold')} {escape_line(details.asked)}"] if details.asked else (),
         [f"{style_text('artifact', 'bold')} {artifact}" for artifact in details.artifacts],
         [line for child in details.children for line in _format_subagent_run(child)],
         list(_format_closing_lines(details)),

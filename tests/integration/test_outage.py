@@ -68,7 +68,7 @@ async def test_a_provider_that_is_down_is_seen_where_people_look(
             [row] = [line for line in listed if line.startswith("ill")]
             source = str(desk.chain[0])
             assert "  held up  " in row
-            assert f"4 attempts of {source} in 0 s, last: ProviderServerError 500; next is due" in row
+            assert f"Go. · 4 attempts of {source} in 0 s, last: ProviderServerError 500; next is due" in row
             assert (await cli("list", "-q", "--status", "held_up")).out == "ill\n"
             assert (await cli("list", "-q", "--status", "open")).out == "ill\n"
             assert (await cli("list", "-q", "--status", "running")).out == ""
@@ -76,6 +76,7 @@ async def test_a_provider_that_is_down_is_seen_where_people_look(
             assert (as_json["status"], as_json["held_up"][0]["attempts"]) == ("held_up", 4)
             shown = (await cli("show", "ill")).out
             assert "ill  held up  agent desk" in shown
+            assert "\nasked Go.\n" in shown, "no reply is recorded, and so no message is in the transcript"
             assert f"held up: 4 attempts of {source}" in shown
             assert "The server had an error." in shown
 
