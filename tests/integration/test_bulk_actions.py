@@ -14,7 +14,7 @@ import pytest
 from perdure import Agent, Client, Run
 from perdure.client.bulk_actions import BulkAction, BulkFilter, BulkPreview
 from perdure.client.run_pages import RunFilters
-from perdure.errors import AuthenticationError, InvalidInputError, PerdureError
+from perdure.errors import AuthenticationError, BulkActionNotFoundError, InvalidInputError, PerdureError
 from perdure.ports.audit import AuditRow
 from perdure.testing import ScriptedProvider, at
 from tests.support.engine import ON_BOTH_STORES, Engine
@@ -187,7 +187,7 @@ async def test_a_filter_that_names_nothing_or_finds_nothing_is_refused(engine: E
         for options in ({"per_second": 0}, {"per_second": True}, {"concurrency": 51}, {"concurrency": 0}):
             with pytest.raises(InvalidInputError, match="must be a number"):
                 await client.bulk_actions.start("resume", where(agent=payer(engine)), **options)  # type: ignore[arg-type]
-        with pytest.raises(InvalidInputError, match="no bulk action"):
+        with pytest.raises(BulkActionNotFoundError, match="no bulk action"):
             await client.bulk_actions.get("unknown\0")
 
 

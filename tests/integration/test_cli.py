@@ -98,7 +98,8 @@ async def test_a_run_is_left_steered_listed_and_shown(engine: Engine, cli: Comma
         for other in others:
             assert (await cli("list", *other, "-q")).out == ""
         (first,) = (await cli("list", "--agent", "waiter", "-o", "json", "--limit", "1")).json
-        assert set(first) == {"id", "agent", "status", "started", "closed", "tenant", "user"}
+        fields = {"id", "agent", "status", "started", "closed", "tenant", "user", "held_up"}
+        assert set(first) == fields | {"first_message", "error_type", "error"}
         closed = await cli("inject", run_id, "Too late")
         assert closed.code == 1
         assert "has ended" in closed.err
