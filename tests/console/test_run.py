@@ -554,7 +554,7 @@ async def test_a_run_that_is_held_up_says_by_what(engine: Engine) -> None:
 
         async def says_why() -> bool:
             text = " ".join((await browser.open(f"/runs/{run.id}?wait=1")).text.split())
-            return "Held up: perdure.model, attempt 2: RateLimitError: Slow down. (next attempt at 2" in text
+            return "Held up: perdure.model, attempt 1: RateLimitError: Slow down. (next attempt at 2" in text
 
         await eventually(says_why)
         assert "running" in browser.page.text

@@ -1,6 +1,6 @@
 """The tutorial, as its reader goes through it: the files and the commands are those of the page.
 
-What is decided in the console is decided by its HTTP API here; a browser drives the page of section 5.
+The approver of the console decides by a command here; a browser drives the page of section 5.
 """
 
 from __future__ import annotations
