@@ -278,7 +278,7 @@ async def test_no_stray_key_decides(engine: Engine) -> None:
         await wait_for_decided(page, 1)
         outcome = await account.locator(".outcome").inner_text()
         assert outcome.split() == ["Approved", "by", "you", "just", "now"]
-        assert await page.locator(".bar [data-count]").inner_text() == "3", "what was decided waits no longer"
+        assert await page.locator(".menu-pages [data-count]").inner_text() == "3", "what was decided waits no longer"
         assert await account.locator(".when").is_hidden(), "its clock has stopped"
         assert window.complaints == []
 
@@ -327,7 +327,7 @@ async def test_a_run_is_followed_as_it_is_written(engine: Engine) -> None:
         await page.locator(".block.call.running").wait_for()
         go.set()
         await page.locator(".block.reply strong", has_text="end").wait_for()
-        await page.locator("#facts .state.waiting").wait_for()
+        await page.locator("#facts .state.idle").wait_for()
         assert await page.locator(".block.call").count() == 1
         await page.get_by_label("Message to the agent").fill("More")
         await page.keyboard.press("Control+Enter")

@@ -186,7 +186,7 @@ async def test_others_decide_meanwhile_and_esc_leads_to_what_stops_a_turn(engine
         await page.keyboard.press("Escape")
         await page.locator("#stop button:not([hidden]):focus").wait_for()
         await page.keyboard.press("Enter")
-        await page.locator("#chat-state[data-state=waiting]").wait_for()
+        await page.locator("#chat-state[data-state=idle]").wait_for()
         await page.locator("#stop").wait_for(state="detached")
         run = client.run(page.url.rpartition("/")[2])
         await run.close()
