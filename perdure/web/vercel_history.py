@@ -13,13 +13,16 @@ from collections.abc import Sequence
 from contextlib import aclosing
 from typing import Any
 
-from starlette.responses import Response
+from starlette import responses
 
+from ..client.pages import gather_bounded
 from ..client.turn import Turn
 from ..errors import RunNotFoundError
 from ..loop.finish import REMINDER_ID
 from ..loop.transcript import SUMMARY_ID
+from ..ports.store import Store
 from ..types.events import MessageInjected
+from ..types.interface import Response
 from ..types.messages import BlobRef, FilePart, Message, TextPart, ThinkingPart, ToolCallPart, ToolResultPart
 from .operations import Call
 from .turns import (
@@ -35,17 +38,20 @@ from .turns import (
 MAX_HISTORY = 400
 """Messages of the transcript that a page is given: the newest ones."""
 
+_HAS_ANSWER_CALL = "hasAnswerCall"
+"""Key of a message whose answer is in a call, until that is added."""
+
 UIMessage = dict[str, Any]
 
 
-async def list_chat_messages(call: Call) -> Response:
+async def list_chat_messages(call: Call) -> responses.Response:
     """List the messages of a chat; none for a chat that has no message yet."""
     chat_id = call.caller.read_id(call.params["chat"])
     try:
         await open_session(call, chat_id, "read", "vercel")
         turn = await find_present_turn(call.client, chat_id)
     except RunNotFoundError:
-        return Response("[]", media_type="application/json")
+        return responses.Response("[]", media_type="application/json")
     run, store, name = call.client.run(chat_id), await call.client.store(), chat_id
     head, present = await run.read_head(store), list[UIMessage]()
     if (await turn.status()).state == "running":
@@ -59,8 +65,23 @@ async def list_chat_messages(call: Call) -> Response:
         after = total - 1 - MAX_HISTORY
         messages, _ = await pages.read(store, name, head, after=after, limit=MAX_HISTORY, full=True)
     chat = build_chat_messages(messages)
+    await _add_answers(store, chat_id, chat)
     cut = next((index for index, message in enumerate(chat) if _is_among(message, present)), len(chat))
-    return Response(encode_json(call.caller.show_ids([*chat[:cut], *present])), media_type="application/json")
+    return responses.Response(encode_json(call.caller.show_ids([*chat[:cut], *present])), media_type="application/json")
+
+
+async def _add_answers(store: Store, chat_id: str, chat: Sequence[UIMessage]) -> None:
+    """Add the answers that no text of a reply has, those of ``output=`` and ``finish="tool"``, as the stream of a turn
+    does. They are in the row of the turn, whose id is that of the user's message."""
+
+    async def add(message: UIMessage) -> None:
+        row = await store.get_turn(chat_id, message["id"].removesuffix("/reply"))
+        if row is not None and row.result is not None:
+            response = Response.model_validate_json(row.result)
+            part = TextPart(text=response.content, blob=response.blob)
+            message["parts"] += [_build_content_part(part)] if response.content or response.blob else []
+
+    await gather_bounded(add, [message for message in chat if message.pop(_HAS_ANSWER_CALL, False)])
 
 
 async def _read_present(turn: Turn[Any]) -> list[UIMessage]:
@@ -103,6 +124,8 @@ def build_chat_messages(messages: Sequence[Message]) -> list[UIMessage]:
                 of = chat[-1]["id"] if chat else f"m{index}"
                 chat.append({"id": f"{of}/reply", "role": "assistant", "parts": []})
             chat[-1]["parts"] += [{"type": "step-start"}, *_build_reply_parts(message, results)]
+            if any(is_answer_call(part.name) for part in message.tool_calls):
+                chat[-1][_HAS_ANSWER_CALL] = True
     return chat
 
 
@@ -140,10 +163,11 @@ def _build_tool_part(call: ToolCallPart, result: ToolResultPart | None) -> dict[
     part = {"type": "dynamic-tool", "toolName": call.name, "toolCallId": call.id, "input": call.arguments or {}}
     if result is None:
         return part | {"state": "input-available"}
+    if result.is_error:
+        text = result.content or (f"a text of {result.blob.size:,} bytes" if result.blob else "")
+        return part | {"state": "output-error", "errorText": text}
     if result.blob is not None:
         return part | {"state": "output-available", "output": _build_blob_part(result.blob)["data"]}
-    if result.is_error:
-        return part | {"state": "output-error", "errorText": result.content}
     return part | {"state": "output-available", "output": read_tool_output(result.content)}
 
 

@@ -13,7 +13,7 @@ from pydantic import BaseModel
 from starlette.applications import Starlette
 
 from perdure import Agent, Client, Run, callback_tool, tool
-from perdure.testing import ScriptedProvider, call
+from perdure.testing import ScriptedProvider, call, finish
 from perdure.types.events import Event
 from perdure.web.app import build_web
 from perdure.web.vercel import VercelTranslator, vercel_routes
@@ -22,6 +22,10 @@ from tests.support.wait import eventually
 from tests.support.web import serve
 from tests.web.test_agui import Tokens
 from tests.web.test_agui_translation import turns
+
+
+class Verdict(BaseModel):
+    verdict: str
 
 
 class ChatMessage:
@@ -278,7 +282,7 @@ async def test_a_page_that_is_opened_again_has_each_message_of_people_once(engin
             return [(role, part["text"]) for role, part in parts if part["type"] == "text"]
 
         read(await http.post("/ui/helper", json=build_chat(user("refund 7"))))
-        said = [("user", "refund 7"), ("assistant", "I will.")]
+        said = [("user", "refund 7"), ("assistant", "I will."), ("assistant", '{"order": "7"}')]
         assert await read_texts() == said
         turn = await client.run("c1").send("refund 8")
         await eventually(lambda: _waits(turn.run))
@@ -307,3 +311,15 @@ async def test_a_stream_that_waits_has_what_someone_else_decides(engine: Engine)
         called = next(part for part in message.parts if part["type"] == "dynamic-tool")
         assert (called["state"], called["output"]) == ("output-available", "refunded 7")
         assert (message.texts(), message.end["finishReason"]) == (["Done."], "stop")
+
+
+async def test_a_typed_answer_is_there_again(engine: Engine) -> None:
+    """The stream says it from the end of the turn; no text of a reply has it."""
+    agent = Agent("helper", ScriptedProvider([finish(verdict="refund")]), output=Verdict)
+    async with engine.served(agent) as client, browser(client) as http:
+        streamed = read(await http.post("/ui/helper", json=build_chat(user("hi"))))
+        _, answer = (await http.get("/ui/helper/c1/messages")).json()
+        texts = [part["text"] for part in answer["parts"] if part["type"] == "text"]
+        assert texts == streamed.texts()
+        assert json.loads(texts[0]) == {"verdict": "refund"}
+        assert answer.keys() == {"id", "role", "parts"}
