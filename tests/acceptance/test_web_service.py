@@ -27,6 +27,7 @@ from starlette.routing import Mount, Route
 from perdure import Client
 from perdure.cli.serve import ServeOptions, _follow_certificate, listen
 from perdure.client.tasks import background_task
+from tests.docs.pages import ROOT, Page
 from tests.support.cli import Cli, Command, talking
 from tests.support.tls_proxy import make_certificate, make_server_context
 from tests.support.wait import eventually
@@ -179,8 +180,8 @@ async def test_a_connection_that_sends_a_byte_now_and_then_is_closed(
         writer.close()
 
 
-PAGE = (Path(__file__).parents[2] / "docs" / "how-to" / "http-api.md").read_text()
-ASK, MOUNT = re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+PAGE = Page(ROOT / "docs" / "how-to" / "http-api.md")
+ASK, MOUNT = [block.body for block in PAGE.programs if block.mark.startswith("elsewhere")]
 
 
 @pytest.mark.server
