@@ -25,18 +25,18 @@ _MAX_LEVELS = 12
 _MAX_ITEMS = 20
 _NAME_WORD = re.compile(r"[A-Z]?[a-z0-9]+|[A-Z]+")
 _ID_WORDS = frozenset(("id", "number", "no", "nr", "code", "key", "ref", "reference", "sku"))
-_LINK = r"(?: (?:id|number|no\.?|nr\.?|is|was|of|for|to|the|a))*[ :=#]*"
+_LINK = r"(?: (?:id|number|no\.?|nr\.?|is|was|of|for|to|the|a)){0,4}[ :=#]{0,4}"
 """What may stand between a name and its value."""
 _PATTERNS = {
     "number": r"(?<![\w.,-])-?\d{1,15}(?:,\d{3}){0,4}(?:\.\d{1,15})?(?![\w-])",
-    "id": r"(?<![\w-])(?=[\w./#-]*\d)[A-Za-z0-9](?:[\w./#-]*\w)?",
+    "id": r"(?<![\w-])(?=[\w./#-]{0,60}\d)[A-Za-z0-9](?:[\w./#-]{0,60}\w)?",
     "quoted": r"(?<!\w)[\"“`'][^\"”`']{1,200}[\"”`'](?!\w)",
-    "code": r"(?<![\w-])(?=[\w./#-]*\d)(?=[\w./#-]*[A-Za-z])[A-Za-z0-9](?:[\w./#-]*\w)?",
+    "code": r"(?<![\w-])(?=[\w./#-]{0,60}\d)(?=[\w./#-]{0,60}[A-Za-z])[A-Za-z0-9](?:[\w./#-]{0,60}\w)?",
     "capital": r"(?<=[a-z,;:] )[A-ZÄÖÜ][a-zäöüß]+(?:[ -][A-ZÄÖÜ][a-zäöüß]+)*",
     "date-time": r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d(?::\d\d)?(?:Z|[+-]\d\d:\d\d)?",
     "date": r"(?<!\d)\d{4}-\d\d-\d\d(?!\d)",
     "time": r"(?<!\d)\d\d:\d\d(?::\d\d)?",
-    "email": r"[\w.+-]+@[\w-]+\.[\w.-]+\w",
+    "email": r"(?<![\w.+-])[\w.+-]{1,64}@[\w-]{1,63}(?:\.[\w-]{1,63}){1,4}",
     "uri": r"https?://[^ ]+",
     "uuid": r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}",
 }
@@ -123,22 +123,20 @@ class ArgumentReader:
         words = [word for word in words if word not in _ID_WORDS] or words
         if kind in ("integer", "number", "string") and words and schema.get("format") not in _PATTERNS:
             form = "number" if kind != "string" else "id"
-            label = rf"\b(?:{'|'.join(map(re.escape, words))})s?{_LINK}"
-            if (text := self._take(form, after=label)) is not None:
+            if (text := self._take(form, after=words)) is not None:
                 return _fit_number(text, schema) if kind != "string" else text
-            if kind == "string" and (text := self._take("quoted", after=label)) is not None:
+            if kind == "string" and (text := self._take("quoted", after=words)) is not None:
                 return text
-        if kind == "boolean" and words:
-            label = "[ _-]?".join(map(re.escape, words))
-            if match := re.search(rf"(\b(?:not|no|without) )?\b{label}\b", self.text, re.IGNORECASE):
-                return not match[1]
+        label = "[ _-]?".join(map(re.escape, words))
+        if kind == "boolean" and words and (match := _compile_word(label).search(self.text)):
+            return not match["negation"]
         return _NOTHING
 
     def _find_listed(self, schema: Mapping[str, Any]) -> Any:
         if "const" in schema:
             return schema["const"]
         values = schema["enum"] if isinstance(schema["enum"], list) else []
-        return next((v for v in values if re.search(rf"\b{re.escape(str(v))}\b", self.text, re.IGNORECASE)), _NOTHING)
+        return next((v for v in values if _compile_word(re.escape(str(v))).search(self.text)), _NOTHING)
 
     def _find(self, name: str, schema: Mapping[str, Any], level: int, *, is_required: bool) -> Any:
         kind = _get_kind(schema)
@@ -185,15 +183,24 @@ class ArgumentReader:
             values.append(self._find(name, items, level + 1, is_required=True))
         return values if values or is_required else _NOTHING
 
-    def _take(self, form: str, *, after: str = "") -> str | None:
-        """The first text of that form that was not taken yet; ``after`` is a pattern of what stands before it."""
-        for match in re.finditer(f"(?i:{after})(?P<value>{_PATTERNS[form]})" if after else _PATTERNS[form], self.text):
-            start, end = match.span("value") if after else match.span()
+    def _take(self, form: str, *, after: Sequence[str] = ()) -> str | None:
+        """The first text of that form that was not taken yet; one of the words ``after`` stands before it."""
+        for match in _compile_value(form, after).finditer(self.text):
+            start, end = match.span("value")
             if all(end <= used_start or start >= used_end for used_start, used_end in self._used):
                 self._used.append((start, end))
-                text = match["value"] if after else match[0]
+                text = match["value"]
                 return text[1:-1] if form == "quoted" else text.rstrip("./#-")
         return None
+
+
+def _compile_value(form: str, after: Sequence[str]) -> re.Pattern[str]:
+    label = rf"(?i:\b(?:{'|'.join(map(re.escape, after))})s?{_LINK})" if after else ""
+    return re.compile(f"{label}(?P<value>{_PATTERNS[form]})")
+
+
+def _compile_word(label: str) -> re.Pattern[str]:
+    return re.compile(rf"(?P<negation>\b(?:not|no|without) )?\b{label}\b", re.IGNORECASE)
 
 
 def _refuse_constant(name: str) -> None:

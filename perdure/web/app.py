@@ -256,12 +256,16 @@ async def _answer_wrong_method(request: Request, _: Exception) -> Response:
 
 
 def _find_methods(routes: Iterable[BaseRoute], scope: Scope) -> set[str]:
-    """Return the methods of all routes that have the path: each operation is a route of its own."""
-    methods: set[str] = set()
+    """Return the methods of all routes that have the path: each operation is a route of its own.
+
+    A path that is named goes before one with parameters: ``/bulk-actions/preview`` is no bulk action.
+    """
+    methods, named = set[str](), set[str]()
     for route in routes:
         match, below = route.matches(scope)
         if match is not Match.NONE and isinstance(route, Mount):
             methods |= _find_methods(route.routes, {**scope, **below})
         elif match is not Match.NONE:
-            methods |= getattr(route, "methods", None) or set()
-    return methods
+            found = methods if getattr(route, "param_convertors", None) else named
+            found |= getattr(route, "methods", None) or set()
+    return named or methods

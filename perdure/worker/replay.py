@@ -135,7 +135,7 @@ async def list_open_runs(client: Client, task_queue: str | None = None) -> Async
     async for seen in client.temporal.list_workflows(query):
         memo = await _read_memo(seen)
         waiting = memo.get(WAITING_MEMO)
-        names = [call.get("name") for call in waiting if isinstance(call, dict)] if isinstance(waiting, list) else []
+        names = [call.get("tool") for call in waiting if isinstance(call, dict)] if isinstance(waiting, list) else []
         tools = tuple(dict.fromkeys(name for name in names if isinstance(name, str)))
         yield OpenRun(seen.id, seen.run_id, str(memo.get("agent", "")), tools)
 

@@ -61,17 +61,18 @@ async def test_an_error_that_stays_fails_the_run_at_once(
     assert (event.error_type, event.final) == (cls.__name__, True)
 
 
-PASSING: list[tuple[Fixture, type[PerdureError], float | None]] = [
+PASSING: list[tuple[Fixture, type[PerdureError], float]] = [
     (fail(429, "slow down", "rate_limit_error", code="rate_limit_exceeded", retry_after=2), RateLimitError, 2.0),
-    (fail(500, "boom", "server_error"), ProviderServerError, None),
-    (fail(503, "later", "overloaded_error"), OverloadedError, None),
-    (fail(529, "Overloaded", "overloaded_error"), OverloadedError, None),
+    (fail(500, "boom", "server_error"), ProviderServerError, 0.0),
+    (fail(503, "later", "overloaded_error"), OverloadedError, 0.0),
+    (fail(529, "Overloaded", "overloaded_error"), OverloadedError, 0.0),
 ]
+"""What fails, as which error, and the seconds until the next attempt: of the answer, or of the tests' retry policy."""
 
 
 @pytest.mark.parametrize(("failure", "cls", "wait"), PASSING, ids=["429", "500", "503", "529"])
 async def test_an_error_that_passes_is_tried_again(
-    engine: Engine, api: Api, failure: Fixture, cls: type[PerdureError], wait: float | None
+    engine: Engine, api: Api, failure: Fixture, cls: type[PerdureError], wait: float
 ) -> None:
     outcome = await api.run(engine, failure, say("Recovered."))
     assert outcome.answered().content == "Recovered."

@@ -19,6 +19,7 @@ from perdure.console.access import Form
 from perdure.console.forms import build_answer_fields, build_fields, find_changes, read_fields
 from perdure.errors import InvalidInputError
 from perdure.testing import ScriptedProvider, call
+from perdure.types.approvals import WaitingCall
 from perdure.web.auth import Caller
 from perdure.worker.engine import record_agents
 from tests.console.test_access import wait_for_waits
@@ -275,7 +276,13 @@ async def test_many_at_once_are_those_that_were_ticked(engine: Engine) -> None:
 
 
 async def list_calls(*runs: Run[Any]) -> list[tuple[Run[Any], str, str]]:
-    return [(run, one.call_id, one.hash) for run in runs for one in (await run.status()).approvals]
+    """The calls that each of the runs waits with: the store has them a moment before the workflow."""
+
+    async def list_approvals(run: Run[Any]) -> tuple[WaitingCall, ...]:
+        return (await run.status()).approvals
+
+    pending = [(run, await eventually(lambda run=run: list_approvals(run))) for run in runs]
+    return [(run, one.call_id, one.hash) for run, waiting in pending for one in waiting]
 
 
 async def test_arguments_are_changed_by_their_form_with_a_difference_first(engine: Engine) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from perdure.providers import dialects
+from perdure.providers import demo_arguments, dialects
 from perdure.types import engine_texts, redaction
 from tests.support.patterns import FoundPattern, build_texts, find_patterns
 
@@ -41,6 +41,12 @@ def build_secret_patterns() -> Iterator[re.Pattern[Any]]:
 
 DYNAMIC: dict[str, Callable[[], Iterable[re.Pattern[Any]]]] = {
     "perdure.contrib.hooks.redact": tuple,  # the patterns of its caller, an author
+    "perdure.providers.demo_arguments._compile_value": lambda: [
+        demo_arguments._compile_value(form, after) for form in demo_arguments._PATTERNS for after in ((), ("id", "of"))
+    ],
+    "perdure.providers.demo_arguments._compile_word": lambda: [
+        demo_arguments._compile_word(label) for label in ("urgent", "is[ _-]?urgent")
+    ],
     "perdure.providers.dialects._compile": lambda: [concession.text for concession in dialects.CONCESSIONS],
     "perdure.types.engine_texts._build_tag_pattern": lambda: [engine_texts._TAG],
     "perdure.types.redaction._compile_secrets": build_secret_patterns,

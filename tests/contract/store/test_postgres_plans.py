@@ -34,8 +34,8 @@ ROWS = """
         SELECT 'r' || i, 't', 'completed', '', '', '' FROM generate_series(1, 50000) i;
     INSERT INTO sent SELECT 'r' || i % 1000, 'm' || i, 't' FROM generate_series(1, 50000) i;
     INSERT INTO memory SELECT 'n' || i % 10, 'key' || i, '1', '' FROM generate_series(1, 50000) i;
-    INSERT INTO feeds (context_id, seq, token, open, first_delta, root, path)
-        SELECT 'r' || i, i, '', 0, 0, CASE WHEN i % 10 > 0 THEN 'r' || i / 10 * 10 END,
+    INSERT INTO feeds (context_id, seq, token, open, first_delta, failing, root, path)
+        SELECT 'r' || i, i, '', 0, 0, 0, CASE WHEN i % 10 > 0 THEN 'r' || i / 10 * 10 END,
             CASE WHEN i % 10 > 0 THEN '[{"agent": "a", "call_id": "1"}]' END FROM generate_series(1, 50000) i;
     INSERT INTO events (context_id, seq, type, key, body, child)
         SELECT 'r10', i, 'limit', 'k' || i, '{}',
