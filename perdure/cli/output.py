@@ -18,6 +18,7 @@ import typer
 
 from .._terminal import escape_line, print_json, print_line, print_text, style_text, truncate_text
 from ..errors import (
+    AgentNotFoundError,
     ApprovalForbiddenError,
     BulkActionNotFoundError,
     DefinitionError,
@@ -314,7 +315,8 @@ INTERRUPTED = 130
 _EXIT_CODES = (
     ((StoreError,), 1),
     ((InvalidInputError, DefinitionError), 2),
-    ((RunNotFoundError, ScheduleNotFoundError, WebhookNotFoundError, BulkActionNotFoundError), 3),
+    ((RunNotFoundError, AgentNotFoundError, ScheduleNotFoundError), 3),
+    ((WebhookNotFoundError, BulkActionNotFoundError), 3),
     ((MissingExtraError,), 6),
     ((RuntimeSetupError,), 4),
     ((ApprovalForbiddenError,), 5),

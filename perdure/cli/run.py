@@ -243,10 +243,13 @@ def run(
     run_id: str | None = None
 
     async def start_and_wait() -> Response | None:
+        from ..client.agents import refuse_unknown_agent
         from .worker import open_client_for_agent
 
         nonlocal run_id
         async with open_client_for_agent(server, agent, file=file, task_queue=task_queue) as (client, target):
+            if file is None:
+                await refuse_unknown_agent(client, agent)
             if follow:
                 await client.store()  # events need one: raised before the run is started
             run = await client.start(target, content, id=id, context=context_value, tenant=tenant, user=user)

@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..errors import InvalidInputError, PerdureError, RunCancelledError, RunStuckError, RuntimeSetupError
+from ..errors import (
+    AgentNotFoundError,
+    InvalidInputError,
+    PerdureError,
+    RunCancelledError,
+    RunNotFoundError,
+    RunStuckError,
+    RuntimeSetupError,
+)
 from .bulk import BulkOptions, act_on_all
 from .connection import ActorOptions, ActorStoreOptions, call_client, call_run, find_run
 from .options import (
@@ -66,6 +74,7 @@ def send(
         if agent is not None:
             from ..types.run_ids import split_run_id
 
+            await _check_opening(run, agent)
             tenant = split_run_id(id)[0]
             sending = client.send(agent, content, id=id, message_id=message_id, tenant=tenant, **opening)
         else:
@@ -78,6 +87,21 @@ def send(
         output.print_answer(response)
     else:
         output.print_result({"id": turn.run.id, "task_id": turn.task_id, "message_id": message_id}, turn.task_id)
+
+
+async def _check_opening(run: Run, agent: str) -> None:
+    """Raises ``AgentNotFoundError`` for an agent that is not known, unless the conversation exists."""
+    from ..client.agents import refuse_unknown_agent
+
+    try:
+        await refuse_unknown_agent(run.client, agent)
+    except AgentNotFoundError as error:
+        if run.client.store_url is not None and await (await run.client.store()).get_run(run.id) is not None:
+            return
+        try:
+            await run.describe()
+        except RunNotFoundError:
+            raise error from None
 
 
 Outcome = tuple[dict[str, Any], str]

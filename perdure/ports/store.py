@@ -499,6 +499,9 @@ class AgentRegistry(Protocol):
     async def list_agents(self, name: str | None = None) -> list[AgentRow]:
         """List all definitions, or those of ``name``, by name, those of one name the latest seen first."""
 
+    async def list_agent_names(self) -> list[str]:
+        """List the names of all agents, without their definitions."""
+
 
 class Store(
     Journal,

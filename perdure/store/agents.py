@@ -19,6 +19,11 @@ def write_agents(database: Database, agents: Sequence[AgentRow], now: str) -> No
         database.run(SQL.write_agent, **row, created_at=now, seen_at=now)
 
 
+def read_agent_names(database: Database) -> list[str]:
+    """Return the names of all agents."""
+    return [name for (name,) in database.run(SQL.list_agent_names)]
+
+
 def read_agents(database: Database, name: str | None) -> list[AgentRow]:
     """Return all definitions, or those of ``name``, by name, those of one name the latest seen first."""
     return [

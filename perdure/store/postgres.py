@@ -496,6 +496,10 @@ class PostgresStore(StoreTables):
         """See :class:`perdure.ports.store.AgentRegistry`."""
         return [AgentRow(*map(unescape_value, row)) for row in await self._fetch(agents.SQL.list_agents, name=name)]
 
+    async def list_agent_names(self) -> list[str]:
+        """See :class:`perdure.ports.store.AgentRegistry`."""
+        return [unescape_value(name) for (name,) in await self._fetch(agents.SQL.list_agent_names)]
+
     async def get_turn(self, context_id: str, task_id: str) -> TurnRow | None:
         """See :class:`perdure.ports.store.Turns`."""
         rows = await self._fetch(runs.SQL.get_turn, context_id=context_id, task_id=task_id)

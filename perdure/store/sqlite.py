@@ -17,7 +17,7 @@ from ..ports.outbox import WriteOptions
 from ..ports.store import AgentRow, Claim, Commit, EventBatch, EventRow, Node, RunRow, TurnRow
 from ..ports.times import format_utc_now
 from . import event_log, journal, memory, meta, migrations, nodes, retention, runs
-from .agents import read_agents, write_agents
+from .agents import read_agent_names, read_agents, write_agents
 from .sqlite_connection import SqliteDatabase, SqliteSession, StoreFile, StoreThread
 from .sqlite_notify import EventWatcher, write_nudge
 from .statements import Statement, load_statements
@@ -119,6 +119,10 @@ class SqliteTables(StoreTables):
     async def list_agents(self, name: str | None = None) -> list[AgentRow]:
         """See :class:`perdure.ports.store.AgentRegistry`."""
         return await self._run_read(read_agents, name)
+
+    async def list_agent_names(self) -> list[str]:
+        """See :class:`perdure.ports.store.AgentRegistry`."""
+        return await self._run_read(read_agent_names)
 
     async def append(self, batch: EventBatch) -> bool:
         """See :class:`perdure.ports.store.EventLog`."""

@@ -11,6 +11,7 @@ from starlette.applications import Starlette
 
 from perdure import Agent, Client
 from perdure.console import console_routes
+from perdure.errors import RunNotFoundError
 from perdure.testing import ScriptedProvider
 from perdure.web.agui import agui_routes
 from perdure.web.app import WebOptions, build_web, create_app
@@ -96,6 +97,38 @@ async def test_clients_and_commands_are_warned(
             assert made.code == 0, made
         warning = "no worker has recorded an agent 'helpre': its run waits for one that serves it."
         assert caplog.messages == [f"{warning} Recorded are: helper."] * 2, "a process prints the second one on stderr"
+
+
+@pytest.mark.parametrize("command", [("run",), ("run", "-d"), ("chat",), ("send",)])
+async def test_commands_start_nothing_with_an_agent_that_the_workers_do_not_have(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]
+) -> None:
+    cli = Commands(engine, monkeypatch)
+    run_id = f"typo-{engine.task_queue}"
+    arguments = (run_id, "hi", "--agent", "helpre") if command == ("send",) else ("helpre", "hi", "--id", run_id)
+    async with engine.served(build_agent()) as client:
+        refused = await cli(command[0], *arguments, *command[1:])
+        assert refused.code == 3, refused
+        assert "there is no agent 'helpre': no worker has recorded it. Recorded are: helper." in refused.err
+        assert f"perdure worker FILE --task-queue {engine.task_queue}" in refused.err
+        with pytest.raises(RunNotFoundError):
+            await client.run(run_id).describe()
+        known = await cli(command[0], *(part.replace("helpre", "helper") for part in arguments), *command[1:])
+        assert known.code == 0, known
+        if command == ("send",):
+            again = await cli("send", run_id, "and?", "--agent", "helpre")
+            assert again.code == 0, "the conversation exists, so the agent is not used"
+
+
+async def test_a_command_may_start_an_agent_before_the_worker_of_its_queue(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cli = Commands(engine, monkeypatch)
+    async with engine.served(build_agent()) as client:
+        other = f"{engine.task_queue}-other"
+        made = await cli("run", "newer", "hi", "-d", "--id", f"newer-{other}", "--task-queue", other)
+        assert made.code == 0, made
+        await client.run(f"newer-{other}").terminate()
 
 
 async def test_a_store_without_any_agent_refuses_nothing(engine: Engine, caplog: pytest.LogCaptureFixture) -> None:

@@ -243,6 +243,7 @@ async def test_definitions_are_recorded_once_and_seen_again(store: Store):
     named = await store.list_agents(seen.name)
     assert {row.name for row in named} == {seen.name}
     assert await store.list_agents("no'such") == []
+    assert await store.list_agent_names() == sorted({"a", seen.name}), "each once"
 
 
 async def test_workers_that_start_at_once_record_the_same_definitions(database: Database):
