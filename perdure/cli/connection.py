@@ -6,7 +6,7 @@ import gc
 import logging
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import asdict, dataclass
 from itertools import filterfalse
 from typing import TYPE_CHECKING, Annotated, TypeVar
@@ -14,12 +14,14 @@ from urllib.parse import quote, urlsplit, urlunsplit
 
 import typer
 
+from .._terminal import print_line
 from ..errors import LIST_HINT, InvalidInputError, RunNotFoundError, ServerUnreachableError
 
 if TYPE_CHECKING:
     from ..client.client import Client
     from ..client.run import Run
     from ..ports.store import RunRow
+    from ..temporal.outages import ServerWatch
 
 T = TypeVar("T")
 
@@ -115,6 +117,13 @@ async def open_client(
         raise translate_service_error(client.temporal, error) from error
     finally:
         await client.close()
+
+
+def watch_for_outages(client: Client) -> AbstractAsyncContextManager[ServerWatch]:
+    """During the block, say on stderr when the server stops answering, and when it answers again."""
+    from ..temporal.outages import watch_server
+
+    return watch_server(client.temporal, lambda text: print_line(text, error=True))
 
 
 def _quiet_sdk() -> None:

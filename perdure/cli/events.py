@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, TextIO
 import typer
 
 from .._terminal import escape_line, render_text, style_text
-from .connection import StoreOptions, call_run
+from .connection import StoreOptions, call_run, watch_for_outages
 from .options import RunArgument
 from .output import OutputOptions, format_call, format_cost, format_limit_use
 
@@ -279,15 +279,26 @@ def events(
     async def print_events(run: Run) -> None:
         printer, listed = EventPrinter(), []
         source = run.turn(turn) if turn is not None else run
-        async for event in source.events(after, wait=follow, children=children):
-            if output.format == "text":
-                printer.print_event(event)
-                continue
-            value = event.model_dump(mode="json", exclude_none=True)
-            if output.format == "jsonl":
-                output.print_json(value)
-            else:
-                listed.append(value)
+        printed = after
+
+        async def print_new_events() -> None:
+            nonlocal printed
+            async for event in source.events(printed, wait=follow, children=children):
+                printed = max(event.seq, printed)
+                if output.format == "text":
+                    printer.print_event(event)
+                    continue
+                value = event.model_dump(mode="json", exclude_none=True)
+                if output.format == "jsonl":
+                    output.print_json(value)
+                else:
+                    listed.append(value)
+
+        if follow:
+            async with watch_for_outages(run.client) as server:
+                await server.retry(print_new_events)
+        else:
+            await print_new_events()
         printer.end_line()
         if output.format == "json":
             output.print_json(listed)

@@ -12,8 +12,15 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from .._terminal import escape_line, print_line
-from ..errors import InvalidInputError, NoWorkerError, PerdureError, RunNotFoundError, RunStuckError
-from .connection import StoreOptions, call_run
+from ..errors import (
+    InvalidInputError,
+    NoWorkerError,
+    PerdureError,
+    RunNotFoundError,
+    RunStuckError,
+    ServerUnreachableError,
+)
+from .connection import StoreOptions, call_run, watch_for_outages
 from .events import EventPrinter
 from .options import (
     AgentArgument,
@@ -34,6 +41,7 @@ from .show import format_activity
 
 if TYPE_CHECKING:
     from ..client.run import Run
+    from ..temporal.outages import ServerWatch
     from ..types.interface import Response, Status
 
 T = TypeVar("T")
@@ -186,20 +194,28 @@ async def _watch_workflow_task(run: Run) -> None:
         await asyncio.sleep(STATUS_POLL_SECONDS)
 
 
-async def wait_for_answer(run: Run, result: Coroutine[Any, Any, Response]) -> Response:
-    """The answer that ``result`` waits for. Raises ``NoWorkerError`` for a run that no worker takes up.
+async def wait_for_answer(run: Run, read: Callable[[], Coroutine[Any, Any, Response]]) -> Response:
+    """The answer that ``read`` waits for; it is called again after an outage of the server, which is said on stderr.
+    Raises ``NoWorkerError`` for a run that no worker takes up.
 
     Ends the command with exit code 1 if the run or turn failed, whatever its error would mean elsewhere.
     """
-    answering = asyncio.ensure_future(result)
-    begun = asyncio.ensure_future(run.begun())
+    async with watch_for_outages(run.client) as server:
+        return await _wait_for_begun_answer(run, server, read)
+
+
+async def _wait_for_begun_answer(
+    run: Run, server: ServerWatch, read: Callable[[], Coroutine[Any, Any, Response]]
+) -> Response:
+    answering = asyncio.ensure_future(server.retry(read))
+    begun = asyncio.ensure_future(server.retry(run.begun))
     try:
         await asyncio.wait({answering, begun}, return_when=asyncio.FIRST_COMPLETED)
         if not answering.done():
             await begun
         try:
             return await answering
-        except RunNotFoundError:
+        except (RunNotFoundError, ServerUnreachableError):
             raise
         except PerdureError as error:
             print_error(error)
@@ -258,9 +274,9 @@ def run(
                 return None
             if follow:
                 print_line(f"run {run.id}", error=True)
-                return await wait_for_answer(run, _print_until_result(run, output))
+                return await wait_for_answer(run, _build_printing_read(run, output))
             async with show_activity(run):
-                return await wait_for_answer(run, run.result())
+                return await wait_for_answer(run, run.result)
 
     try:
         response = asyncio.run(start_and_wait())
@@ -281,15 +297,23 @@ def _print_next_commands(run_id: str, file: str | None) -> None:
         print_line(f"  perdure {command}", error=True)
 
 
-async def _print_until_result(run: Run, output: OutputOptions) -> Response:
+def _build_printing_read(run: Run, output: OutputOptions) -> Callable[[], Coroutine[Any, Any, Response]]:
+    """Build what prints the events of the run, called again those that it has not printed, and returns the answer."""
     text = sys.stderr if output.format == "json" else sys.stdout
     printer = EventPrinter(text, sys.stderr, brief=True)
-    async for event in run.events():
-        if output.format == "jsonl":
-            output.print_json(event.model_dump(mode="json", exclude_none=True))
-        else:
-            printer.print_event(event)
-    return await run.result()
+    printed = 0
+
+    async def print_until_result() -> Response:
+        nonlocal printed
+        async for event in run.events(printed):
+            if output.format == "jsonl":
+                output.print_json(event.model_dump(mode="json", exclude_none=True))
+            else:
+                printer.print_event(event)
+            printed = max(event.seq, printed)
+        return await run.result()
+
+    return print_until_result
 
 
 def wait(
@@ -303,7 +327,7 @@ def wait(
 
     async def wait_and_show(run: Run) -> Response:
         async with show_activity(run):
-            return await wait_for_answer(run, _wait_for_turn_or_run(run, turn))
+            return await wait_for_answer(run, lambda: _wait_for_turn_or_run(run, turn))
 
     output.print_answer(call_run(server, id, wait_and_show))
 

@@ -80,7 +80,7 @@ def send(
         else:
             sending = run.send(content, message_id=message_id)
         turn = await wait_for_delivery(run, sending, message_id)
-        return turn, await wait_for_answer(run, turn.result()) if wait else None
+        return turn, await wait_for_answer(run, turn.result) if wait else None
 
     turn, response = call_client(server, send_message, task_queue=task_queue)
     if response is not None:

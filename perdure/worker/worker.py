@@ -25,6 +25,7 @@ from ..hooks import Hook, HookSet
 from ..ports.toolset import Toolset
 from ..store.cache import CACHE_BYTES
 from ..temporal.namespaces import check_namespace
+from ..temporal.outages import watch_server
 from ..tools import Tool
 from ..types.limits import RateLimit
 from .agent_folder import AgentFolder
@@ -37,6 +38,8 @@ from .versioning import Deployment, build_deployment_config, resolve_version
 
 logger = logging.getLogger("perdure.worker")
 
+_PROBE_SECONDS = 5.0
+"""Seconds between two probes of Temporal, which a worker logs to be away."""
 _recordings: set[asyncio.Task[None]] = set()
 """Of agents that were added: a task that nothing refers to may be lost."""
 
@@ -222,6 +225,7 @@ class Worker:
             await stack.enter_async_context(
                 _serve_in_block(self._create_temporal_worker(), self._drain_log, self._health)
             )
+            await stack.enter_async_context(watch_server(self._temporal, logger.warning, every=_PROBE_SECONDS))
             self._open = stack.pop_all()
         return self
 

@@ -1,4 +1,5 @@
-"""A TCP proxy that loses the answer to a request: the server has it, and the client sees its connection break."""
+"""A TCP proxy that loses the answer to a request (the server has it, and the client sees its connection break), or is
+gone for a while."""
 
 from __future__ import annotations
 
@@ -16,6 +17,26 @@ class CutProxy:
         self.port = 0
         self.cuts = 0
         self._pipes: set[asyncio.Task[None]] = set()
+        self._writers: set[asyncio.StreamWriter] = set()
+        self._server: asyncio.Server | None = None
+
+    async def up(self) -> None:
+        """Accept connections, on the same port as before."""
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port)
+        self.port = self._server.sockets[0].getsockname()[1]
+
+    async def down(self) -> None:
+        """Refuse new connections and break those there are, as a server that was killed."""
+        if self._server is not None:
+            self._server.close()
+        for pipe in set(self._pipes):
+            pipe.cancel()
+        await asyncio.gather(*self._pipes, return_exceptions=True)
+        for writer in self._writers:
+            writer.transport.abort()
+            with suppress(OSError):
+                await writer.wait_closed()
+        self._writers.clear()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -23,6 +44,7 @@ class CutProxy:
         except OSError:
             writer.close()
             return
+        self._writers |= {writer, server_writer}
         for source, sink, is_answer in ((reader, server_writer, False), (server_reader, writer, True)):
             pipe = asyncio.create_task(self._pass_on(source, sink, writer, is_answer=is_answer))
             self._pipes.add(pipe)
@@ -46,12 +68,8 @@ class CutProxy:
 async def run_cut_proxy(port: int) -> AsyncIterator[CutProxy]:
     """A proxy of the server on that port of this machine."""
     proxy = CutProxy(port)
-    server = await asyncio.start_server(proxy._serve, "127.0.0.1", 0)
-    proxy.port = server.sockets[0].getsockname()[1]
+    await proxy.up()
     try:
         yield proxy
     finally:
-        server.close()
-        for pipe in set(proxy._pipes):
-            pipe.cancel()
-        await asyncio.gather(*proxy._pipes, return_exceptions=True)
+        await proxy.down()
