@@ -372,6 +372,8 @@ _OPTION_WORDS = (
     ("Start another one with history=….", "Start another one: perdure run."),
     ("or at=0.", "or --at 0."),
     ("Say who you are: by.", "Say who you are: --by."),
+    ("Another person must approve it.",
+     "Another person must approve it, who names themselves: perdure approve ID CALL --by NAME"),
     ("(TEMPORAL_NAMESPACE)", "(--namespace, TEMPORAL_NAMESPACE)"),
     ('cron="0 7 * * 1-5" with timezone="Europe/Lisbon", or every="1h"',
      '--cron "0 7 * * 1-5" with --timezone Europe/Lisbon, or --every 1h'),

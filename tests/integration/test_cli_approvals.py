@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from perdure import Agent, tool
+from perdure import Agent, Approval, Run, tool
 from perdure.testing import ScriptedProvider, call
 from tests.support.checks import results
 from tests.support.commands import Commands
@@ -87,3 +87,29 @@ async def test_arguments_must_be_an_object(engine: Engine, monkeypatch: pytest.M
     for wrong in ("{", "[1]"):
         refused = await cli("approve", "any", "--arguments", wrong)
         assert (refused.code, "--arguments" in refused.err) == (2, True)
+
+
+async def test_an_own_call_is_refused_with_the_way_to_approve_it(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @tool(needs_approval=Approval(separate=True))
+    def pay(amount: int) -> str:
+        """Pay."""
+        return f"paid {amount}"
+
+    cli = Commands(engine, monkeypatch, {"PERDURE_USER": "ana"})
+    agent = Agent(f"payer-{engine.task_queue}", ScriptedProvider([call("pay", amount=3), "Done."]), tools=[pay])
+    async with engine.served(agent) as client:
+        run = await client.start(agent, "Pay.", by="ana")
+        await eventually(lambda: _is_asked(run))
+        refused = await cli("approve", run.id)
+        assert refused.code == 5
+        assert "ana requested what led to call" in refused.err
+        hint = "Another person must approve it, who names themselves: perdure approve ID CALL --by NAME\n"
+        assert hint in refused.err
+        assert (await cli("approve", run.id, "--by", "ben")).code == 0
+        assert (await run.result()).content == "Done."
+
+
+async def _is_asked(run: Run) -> bool:
+    return bool((await run.status()).approvals)
