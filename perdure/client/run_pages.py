@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
 
-from temporalio.client import WorkflowExecution
+from temporalio.client import WorkflowExecution, WorkflowExecutionStatus
 from temporalio.service import RPCError, RPCStatusCode
 
 from ..errors import InvalidInputError
@@ -223,8 +223,8 @@ class _NewestPager:
         is_shown, size = True, max(self._limit, _STORE_ROWS)
         for _ in range(MAX_REQUESTS):
             rows, after = await store.search_runs(self._filters.build_store_filter(), after=place, limit=size)
-            rows, others, after = await self._find_unrecorded(store, rows, place, after)
-            found = await self.summarize(rows, others)
+            rows, others, after, newest = await self._find_unrecorded(store, rows, place, after)
+            found = await self.summarize(rows, others, newest)
             is_shown = False
             for at, run in sorted(found, key=lambda pair: pair[0], reverse=True):
                 if is_shown := self._visible is None or await self._visible(run):
@@ -238,22 +238,27 @@ class _NewestPager:
 
     async def _find_unrecorded(
         self, store: Store, rows: Sequence[RunRow], place: Place | None, after: Place | None
-    ) -> tuple[list[RunRow], list[WorkflowExecution], Place | None]:
+    ) -> tuple[list[RunRow], list[WorkflowExecution], Place | None, dict[str, WorkflowExecution]]:
         """Find the executions between the two places of which the store lists no row. Return ``rows`` with those that
-        were written meanwhile, the executions, and where the page ends then."""
-        executions, after = await self._read_window(place, after)
+        were written meanwhile, the executions, where the page ends then, and the last executions of the runs of which
+        the listing tells them."""
+        executions, after, is_whole = await self._read_window(place, after)
+        is_newest = is_whole and place is None and self._filters.status is None and not self._filters.started_before
+        newest = select_newest(one for one in executions if is_newest or one.status is WorkflowExecutionStatus.RUNNING)
         known = {row.context_id for row in rows}
         missing = {execution.id: execution for execution in reversed(executions) if execution.id not in known}
         found = await store.get_runs(list(missing))
         listed = {name: row for name, row in found.items() if self._filters.has_row(row)}
         rows = [row for row in (*rows, *listed.values()) if _is_between(_get_place(row), after, place)]
-        return rows, [execution for name, execution in missing.items() if name not in listed], after
+        return rows, [execution for name, execution in missing.items() if name not in listed], after, newest
 
     async def _read_window(
         self, place: Place | None, after: Place | None
-    ) -> tuple[Sequence[WorkflowExecution], Place | None]:
+    ) -> tuple[Sequence[WorkflowExecution], Place | None, bool]:
+        """Read the executions between the two places; return them, where the page ends then, and whether they are
+        all."""
         if self._filters.is_recorded:
-            return (await self._find_by_id() if place is None else ()), after
+            return (await self._find_by_id() if place is None else ()), after, False
         end = None if place is None else datetime.fromisoformat(place[0]) + timedelta(microseconds=1)
         while True:
             begin = None if after is None else datetime.fromisoformat(after[0])
@@ -270,7 +275,7 @@ class _NewestPager:
                 if after is None or middle > after:
                     after = middle
                     continue
-            return [one for one in executions if _is_between(_get_start_place(one), after, place)], after
+            return [one for one in executions if _is_between(_get_start_place(one), after, place)], after, not token
 
     async def _find_by_id(self) -> list[WorkflowExecution]:
         """Find runs by the beginning of their id that the store may not have yet."""
@@ -282,11 +287,13 @@ class _NewestPager:
         return found[: self._limit]
 
     async def summarize(
-        self, rows: Sequence[RunRow], others: Sequence[WorkflowExecution]
+        self, rows: Sequence[RunRow], others: Sequence[WorkflowExecution], newest: Mapping[str, WorkflowExecution]
     ) -> list[tuple[Place, RunSummary]]:
-        """Return those of the runs that the filters have, with their places."""
+        """Return those of the runs that the filters have, with their places. ``newest``: last executions that are
+        known, by id; the others are read."""
         names = [*(row.context_id for row in rows), *(execution.id for execution in others)]
-        newest = await find_newest_executions(self._client, names)
+        unknown = await find_newest_executions(self._client, [name for name in names if name not in newest])
+        newest = {**newest, **unknown}
         missing = [row for row in rows if row.context_id not in newest]
         elsewhere = await find_other_namespaces(self._client.temporal, missing)
         recorded = [(_get_place(row), _build_recorded_run(row)) for row in missing if row.context_id not in elsewhere]
@@ -344,7 +351,7 @@ async def list_runs_by_id(client: ClientHandle, ids: Sequence[str], filters: Run
         and has_words(filters.search, name)
         and filters.has_time(one.start_time)
     ]
-    found = {run.id: run for _, run in await pager.summarize(list(wanted.values()), others)}
+    found = {run.id: run for _, run in await pager.summarize(list(wanted.values()), others, newest)}
     return [found[name] for name in dict.fromkeys(ids) if name in found]
 
 
@@ -362,14 +369,22 @@ def _get_start_place(execution: WorkflowExecution) -> Place:
 
 async def find_newest_executions(client: ClientHandle, ids: Iterable[str]) -> dict[str, WorkflowExecution]:
     """Find the last execution of each of these runs: of one that was resumed, Temporal lists several."""
-    newest: dict[str, WorkflowExecution] = {}
+    executions: list[WorkflowExecution] = []
     names = list(dict.fromkeys(ids))
     for start in range(0, len(names), _IDS_PER_QUERY):
         query = build_ids_query(names[start : start + _IDS_PER_QUERY])
-        async for execution in list_executions(client, f"{query} AND ExecutionStatus != 'ContinuedAsNew'"):
-            known = newest.get(execution.id)
-            if known is None or known.start_time < execution.start_time:
-                newest[execution.id] = execution
+        listed = list_executions(client, f"{query} AND ExecutionStatus != 'ContinuedAsNew'")
+        executions += [execution async for execution in listed]
+    return select_newest(executions)
+
+
+def select_newest(executions: Iterable[WorkflowExecution]) -> dict[str, WorkflowExecution]:
+    """Return the last of the executions of each run, by its id."""
+    newest: dict[str, WorkflowExecution] = {}
+    for execution in executions:
+        known = newest.get(execution.id)
+        if known is None or known.start_time < execution.start_time:
+            newest[execution.id] = execution
     return newest
 
 
