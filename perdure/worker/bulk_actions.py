@@ -2,19 +2,24 @@
 
 An attempt is recorded before it begins, and what became of the run behind it. A later attempt compares the run with the
 execution that was chosen: a worker that was lost in between has resumed or cancelled it, and nothing is done again.
+Attempts may overlap, where a worker that counts as lost goes on: their requests have the same ids, of which Temporal
+carries out one.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import uuid
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
 from temporalio import activity
+from temporalio.client import Client as TemporalClient
 from temporalio.client import WorkflowExecutionDescription
 from temporalio.exceptions import ApplicationError
-from temporalio.service import RPCError, RPCStatusCode
+from temporalio.service import RPCError, RPCStatusCode, ServiceClient
 
 from ..calls.heartbeat import Heartbeat
 from ..client.audit import audit_caller
@@ -76,7 +81,7 @@ class BulkActivity:
         return {"left": left, **dict[str, int](counts.items())}
 
     async def _act(self, bulk: BulkRow) -> None:
-        client = Client(activity.client(), task_queue=activity.info().task_queue)
+        client = Client(_connect_idempotently(bulk.id), task_queue=activity.info().task_queue)
         client.share_store(self._store)
         pacer = _Pacer(bulk.per_second, bulk.concurrency)
         after, ends_at = -1, asyncio.get_running_loop().time() + BATCH_SECONDS
@@ -118,6 +123,45 @@ class BulkActivity:
         text = None if detail is None else clean_text(detail)[:_DETAIL_CHARS]
         await self._store.settle_bulk_run(bulk.id, run.context_id, outcome, text)
         return False
+
+
+class _IdempotentService(ServiceClient):
+    """Hands requests on, with the same request id for each start and each signal of a run that is sent for ``key``: of
+    those, Temporal carries out one in an execution."""
+
+    def __init__(self, inner: ServiceClient, key: str) -> None:
+        super().__init__(inner.config)
+        self._inner, self._key = inner, key
+
+    @property
+    def worker_service_client(self) -> Any:
+        """See base class."""
+        return self._inner.worker_service_client
+
+    def update_rpc_metadata(self, metadata: Mapping[str, str | bytes]) -> None:
+        """See base class."""
+        self._inner.update_rpc_metadata(metadata)
+
+    def update_api_key(self, api_key: str | None) -> None:
+        """See base class."""
+        self._inner.update_api_key(api_key)
+
+    async def _rpc_call(self, rpc: str, req: Any, *arguments: Any, **options: Any) -> Any:
+        match rpc:
+            case "start_workflow_execution":
+                req.request_id = self._build_request_id(rpc, req.workflow_id)
+            case "signal_workflow_execution":
+                req.request_id = self._build_request_id(rpc, req.signal_name, req.workflow_execution.workflow_id)
+        return await self._inner._rpc_call(rpc, req, *arguments, **options)
+
+    def _build_request_id(self, *parts: str) -> str:
+        return str(uuid.uuid5(uuid.NAMESPACE_OID, "\n".join((self._key, *parts))))
+
+
+def _connect_idempotently(key: str) -> TemporalClient:
+    config = activity.client().config()
+    config["service_client"] = _IdempotentService(config["service_client"], key)
+    return TemporalClient(**config)
 
 
 class _Pacer:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -17,6 +17,7 @@ from perdure.client.run_pages import RunFilters
 from perdure.errors import AuthenticationError, BulkActionNotFoundError, InvalidInputError, PerdureError
 from perdure.ports.audit import AuditRow
 from perdure.testing import ScriptedProvider, at
+from perdure.worker import bulk_actions as bulk_activity
 from tests.support.engine import ON_BOTH_STORES, Engine
 from tests.support.wait import eventually
 
@@ -29,9 +30,11 @@ class Door:
     def __init__(self) -> None:
         self.is_open = False
         self.answered: list[datetime] = []
+        self.refused = 0
 
     def __call__(self, _: Any) -> str:
         if not self.is_open:
+            self.refused += 1
             raise AuthenticationError("401: the key is wrong")
         self.answered.append(datetime.now(UTC))
         return "done"
@@ -252,6 +255,75 @@ async def test_a_run_that_was_resumed_and_failed_again_is_not_resumed_twice(engi
         assert await count_executions(client, name_of(engine, "inv-1")) == 2, "the second attempt has resumed nothing"
         rows = await (await client.store()).list_audit(verb="resume")
         assert [strip(client, row.subject) for row in rows] == ["inv-1"]
+
+
+class Overlap:
+    """Makes two attempts of a bulk action overlap: the record of the first is lost behind its act, and the second has
+    looked at the run before that. ``meanwhile`` happens in between."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, meanwhile: Callable[[Run[Any]], Awaitable[None]]) -> None:
+        self.attempts = 0
+        self._meanwhile = meanwhile
+        self._resume = bulk_activity._resume
+        patch.setattr(bulk_activity, "_resume", self._resume_later)
+        patch.setattr(bulk_activity, "_has_changed", self._look)
+
+    async def _resume_later(self, run: Run[Any], *arguments: Any, **options: Any) -> Any:
+        if self.attempts:
+            await self._meanwhile(run)
+        return await self._resume(run, *arguments, **options)
+
+    async def _look(self, *_: Any) -> bool:
+        return False
+
+    def lose_the_first_record(self) -> None:
+        self.attempts += 1
+        if self.attempts == 1:
+            raise asyncio.CancelledError
+
+
+async def _has_state(run: Run[Any], state: str) -> bool:
+    return (await run.status()).state == state
+
+
+async def test_attempts_that_overlap_open_a_run_once(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def fail_again(run: Run[Any]) -> None:
+        await run.wait_for_close()
+
+    overlap, door = Overlap(monkeypatch, fail_again), Door()
+    async with failed_runs(engine, door, "inv-1") as client:
+        with at("bulk.acted", overlap.lose_the_first_record):
+            action = await client.bulk_actions.start("resume", where(agent=payer(engine)))
+            assert (await end(client, action)).counts == {"acted": 1}
+        assert overlap.attempts == 2
+        await client.run(name_of(engine, "inv-1")).wait_for_close()
+        assert door.refused == 2, "of the start, and of one resume"
+
+
+async def test_attempts_that_overlap_end_no_pause_that_came_since(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def pause_again(run: Run[Any]) -> None:
+        await eventually(partial(_has_state, run, "idle"))
+        await (await engine.client()).run(run.id).pause(reason="stop")
+        await eventually(partial(_has_state, run, "paused"))
+
+    overlap = Overlap(monkeypatch, pause_again)
+    async with engine.served(Agent(payer(engine), ScriptedProvider(lambda _: "done"))) as client:
+        run = await client.start(payer(engine), "Pay", id=name_of(engine, "open-1"), mode="session")
+        await run.turn().result()
+        await run.pause()
+
+        async def is_found() -> bool:
+            preview = await client.bulk_actions.preview("resume", where(agent=payer(engine)))
+            return preview.counts == {"pending": 1}
+
+        await eventually(is_found)
+        with at("bulk.acted", overlap.lose_the_first_record):
+            action = await client.bulk_actions.start("resume", where(agent=payer(engine)))
+            assert (await end(client, action)).counts == {"acted": 1}
+        assert overlap.attempts == 2
+        assert (await run.status()).state == "paused"
 
 
 async def test_a_bulk_action_is_stopped(engine: Engine) -> None:
