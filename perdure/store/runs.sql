@@ -53,6 +53,19 @@ WHERE true
 ORDER BY created_at DESC, runs.context_id DESC
 LIMIT :limit
 
+-- part: scanned_runs
+-- Which runs a search looks at.
+AND error_type IS NOT NULL -- if failing
+AND agent = :agent -- if agent
+AND status = :status -- if status
+AND tenant = :tenant -- if tenant
+AND user_id = :user -- if user
+AND feeds.root IS NULL -- if roots
+AND created_at >= :created_from -- if created_from
+AND created_at < :created_before -- if created_before
+AND updated_at >= :failed_from -- if failed_from
+AND (created_at, runs.context_id) < (:at, :after) -- if after
+
 -- name: search_runs
 -- The newest first, without their results: those of the first `scan` runs that have the words, and the error.
 SELECT context_id, agent, scope, head, status, iterations, NULL, asked_at, created_at, updated_at, root, tenant, user_id,
@@ -62,16 +75,7 @@ FROM (
         feeds.root AS root, tenant, user_id, first_message, error_type, error
     FROM runs LEFT JOIN feeds ON feeds.context_id = runs.context_id
     WHERE true
-        AND error_type IS NOT NULL -- if failing
-        AND agent = :agent -- if agent
-        AND status = :status -- if status
-        AND tenant = :tenant -- if tenant
-        AND user_id = :user -- if user
-        AND feeds.root IS NULL -- if roots
-        AND created_at >= :created_from -- if created_from
-        AND created_at < :created_before -- if created_before
-        AND updated_at >= :failed_from -- if failed_from
-        AND (created_at, runs.context_id) < (:at, :after) -- if after
+        -- include: scanned_runs
     ORDER BY created_at DESC, runs.context_id DESC
     LIMIT :scan
 ) AS scanned
@@ -91,16 +95,7 @@ LIMIT :limit
 SELECT created_at, runs.context_id
 FROM runs LEFT JOIN feeds ON feeds.context_id = runs.context_id
 WHERE true
-    AND error_type IS NOT NULL -- if failing
-    AND agent = :agent -- if agent
-    AND status = :status -- if status
-    AND tenant = :tenant -- if tenant
-    AND user_id = :user -- if user
-    AND feeds.root IS NULL -- if roots
-    AND created_at >= :created_from -- if created_from
-    AND created_at < :created_before -- if created_before
-    AND updated_at >= :failed_from -- if failed_from
-    AND (created_at, runs.context_id) < (:at, :after) -- if after
+    -- include: scanned_runs
 ORDER BY created_at DESC, runs.context_id DESC
 LIMIT 1 OFFSET :skipped
 

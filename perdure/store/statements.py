@@ -11,9 +11,10 @@ A file is read and checked once, when its module is imported. It looks like this
     ORDER BY status, created_at DESC -- if by_status
     LIMIT :limit
 
-A line with ``-- if NAME`` belongs to the statement if the value NAME is given, which means neither None nor False;
-``-- if not NAME`` and ``-- if NAME = word`` are the other two forms. ``IN (:names)`` takes a list of texts. Where the
-databases differ, a statement stands twice: ``-- name: take_outbox (sqlite)`` and ``-- name: take_outbox
+Lines that several statements have stand once above them, under ``-- part: filters``; ``-- include: filters`` is where
+they belong. A line with ``-- if NAME`` belongs to the statement if the value NAME is given, which means neither None
+nor False; ``-- if not NAME`` and ``-- if NAME = word`` are the other two forms. ``IN (:names)`` takes a list of texts.
+Where the databases differ, a statement stands twice: ``-- name: take_outbox (sqlite)`` and ``-- name: take_outbox
 (postgresql)``. Files whose name begins with ``postgres`` or ``sqlite`` are of that database alone.
 
 No value ever becomes part of a statement's text. Why not a library: decision 067.
@@ -33,6 +34,8 @@ DIALECTS: tuple[SqlDialect, ...] = get_args(SqlDialect)
 FOLDER = Path(__file__).parent
 _DIALECT_BY_PREFIX: dict[str, SqlDialect] = {"sqlite": "sqlite", "postgres": "postgresql"}
 _HEADER = re.compile(r"-- name:(.*)")
+_PART = re.compile(r"-- part: ([a-z][a-z0-9_]*)")
+_INCLUDE = re.compile(r"-- include: ([a-z][a-z0-9_]*)")
 _NAME = re.compile(r"([a-z][a-z0-9_]*)(?: \((sqlite|postgresql)\))?")
 _CONDITION = re.compile(r"-- if (not )?([a-z_]+)(?: = (\w+))?")
 PARAMETER = re.compile(r"(?<![:\w]):([a-z_][a-z0-9_]*)")
@@ -149,6 +152,7 @@ def parse_statements(file: str, text: str) -> StatementFile:
     """Parse the ``text`` of a file. Raises ``StatementError``, which names the file and the line or the statement."""
     own = next((dialect for prefix, dialect in _DIALECT_BY_PREFIX.items() if file.startswith(prefix)), None)
     found: dict[str, dict[SqlDialect | None, list[_Line]]] = {}
+    parts: dict[str, list[_Line]] = {}
     lines: list[_Line] | None = None
     for number, line in enumerate(text.splitlines(), 1):
         place = f"{file}, line {number}"
@@ -162,6 +166,14 @@ def parse_statements(file: str, text: str) -> StatementFile:
             if dialect in (variants := found.setdefault(name[1], {})):
                 raise StatementError(f"{place}: the name {header[1].strip()} is given twice")
             lines = variants[dialect] = []
+        elif part := _PART.fullmatch(line):
+            if part[1] in parts:
+                raise StatementError(f"{place}: the part {part[1]} is given twice")
+            lines = parts[part[1]] = []
+        elif include := _INCLUDE.fullmatch(line.strip()):
+            if lines is None or include[1] not in parts:
+                raise StatementError(f"{place}: there is no part {include[1]} above it: write `-- part: {include[1]}`")
+            lines += parts[include[1]]
         elif parsed := _parse_line(place, line.strip()):
             if lines is None:
                 raise StatementError(f"{place}: a statement without a name: write `-- name: …` above it")

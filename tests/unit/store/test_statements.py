@@ -50,6 +50,14 @@ FLAWS = {
         "-- name: get\nSELECT 1",
         "waits.sql, line 1: get is a method of mappings: choose another name",
     ),
+    "no such part": (
+        "-- name: a\nSELECT 1\n-- include: filters",
+        "waits.sql, line 3: there is no part filters above it: write `-- part: filters`",
+    ),
+    "a part twice": (
+        "-- part: filters\nAND a\n-- part: filters\nAND b",
+        "waits.sql, line 3: the part filters is given twice",
+    ),
     "no SQL": ("-- name: a\n-- A comment.\n", "waits.sql: a has a name and no SQL"),
     "a variant without its twin": (
         "-- name: a (sqlite)\nSELECT 1",
@@ -77,6 +85,18 @@ def test_a_flaw_of_a_file_is_named(flaw: str):
     with pytest.raises(StatementError) as raised:
         parse(text)
     assert str(raised.value) == message
+
+
+def test_a_part_stands_in_each_statement_that_includes_it():
+    sql = parse(
+        "-- part: filters\n-- Which.\nAND a = :a -- if a\n\n"
+        "-- name: one\nSELECT 1 WHERE true\n    -- include: filters\nLIMIT 1\n\n"
+        "-- name: two\nSELECT 2 WHERE b\n    -- include: filters"
+    )
+    assert list(sql) == ["one", "two"]
+    assert sql.one.render("sqlite", {"a": 1}) == "SELECT 1 WHERE true AND a = :a LIMIT 1"
+    assert sql.two.render("postgresql", {"a": 1}) == "SELECT 2 WHERE b AND a = :a"
+    assert sql.two.render("postgresql", {}) == "SELECT 2 WHERE b"
 
 
 def test_a_file_of_one_database_has_no_variants():
