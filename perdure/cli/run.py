@@ -40,6 +40,8 @@ from .output import OutputOptions, print_error
 from .show import format_activity
 
 if TYPE_CHECKING:
+    from ..agent.spec import AgentSpec
+    from ..client.client import Client
     from ..client.run import Run
     from ..temporal.outages import ServerWatch
     from ..types.interface import Response, Status
@@ -259,16 +261,13 @@ def run(
     run_id: str | None = None
 
     async def start_and_wait() -> Response | None:
-        from ..client.agents import refuse_unknown_agent
         from .worker import open_client_for_agent
 
         nonlocal run_id
         async with open_client_for_agent(server, agent, file=file, task_queue=task_queue) as (client, target):
-            if file is None:
-                await refuse_unknown_agent(client, agent)
             if follow:
                 await client.store()  # events need one: raised before the run is started
-            run = await client.start(target, content, id=id, context=context_value, tenant=tenant, user=user)
+            run = await _start_known(client, target, content, id=id, context=context_value, tenant=tenant, user=user)
             run_id = run.id
             if detach:
                 return None
@@ -288,6 +287,15 @@ def run(
         output.print_result({"id": run_id}, str(run_id))
     elif not follow or output.format == "json":
         output.print_answer(response)
+
+
+async def _start_known(client: Client, agent: str | AgentSpec, content: Any, **options: Any) -> Run:
+    """Start a run. Raises ``AgentNotFoundError`` for the name of an agent that no worker has recorded."""
+    from ..client.agents import refuse_unknown_agent
+
+    if isinstance(agent, str):
+        await refuse_unknown_agent(client, agent)
+    return await client.start(agent, content, **options)
 
 
 def _print_next_commands(run_id: str, file: str | None) -> None:

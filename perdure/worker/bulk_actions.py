@@ -2,7 +2,7 @@
 
 An attempt is recorded before it begins, and what became of the run behind it. A later attempt compares the run with the
 execution that was chosen: a worker that was lost in between has resumed or cancelled it, and nothing is done again.
-Attempts may overlap, where a worker that counts as lost goes on: their requests have the same ids, of which Temporal
+Attempts may overlap, where a worker that counts as lost still acts: their requests have the same ids, of which Temporal
 carries out one.
 """
 

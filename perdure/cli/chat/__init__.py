@@ -79,7 +79,6 @@ def chat(
     session: ChatSession | None = None
 
     async def run_chat() -> int:
-        from ...client.agents import refuse_unknown_agent
         from ..worker import open_client_for_agent
         from .conversation import ChatSession, run_piped_chat
 
@@ -89,8 +88,6 @@ def chat(
             async with serving as (client, target):
                 session = ChatSession(client, target, chat_id, opening, files)
                 past = await session.load_run_details()
-                if past is None and file is None:
-                    await refuse_unknown_agent(client, agent)
                 if not terminal:
                     return await run_piped_chat(session, message, output)
                 from .terminal import ChatTerminal

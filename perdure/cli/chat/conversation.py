@@ -132,11 +132,16 @@ class ChatSession:
     async def load_run_details(self) -> RunDetails | None:
         """The conversation so far; None for a new one.
 
-        Raises ``InvalidInputError`` when the conversation is another agent's.
+        Raises ``InvalidInputError`` when the conversation is another agent's; ``AgentNotFoundError`` for a new one with
+        an agent that no worker has recorded.
         """
+        from ...client.agents import refuse_unknown_agent
+
         try:
             details = await read_run_details(self.run, tree=False)
         except RunNotFoundError:
+            if isinstance(self._agent, str):
+                await refuse_unknown_agent(self._client, self._agent)
             return None
         agent = details.status.agent
         if agent and agent != self.agent_name:
