@@ -19,6 +19,7 @@ from perdure._encryption import KEYS_VARIABLE
 from perdure.cli import app
 from perdure.embedded import address, diagnosis
 from perdure.store import open_store
+from perdure.temporal import outages
 from perdure.testing import ScriptedProvider
 from tests.support.cli import Done
 from tests.support.commands import Commands
@@ -71,6 +72,8 @@ NAMING_RUNS = {
     and any(parameter.name in ("id", "left") for parameter in command.params if parameter.required)
 }
 """Commands that are given the id of a run that exists."""
+WAITING = {("run",), ("wait",)}
+"""Commands that say that the server does not answer, and wait for it."""
 CLIENTS = pytest.mark.parametrize("path", sorted(TREE.keys() - SERVING), ids=" ".join)
 
 
@@ -107,8 +110,12 @@ def check(done: Done) -> None:
 class FaultyService(ServiceClient):
     """Temporal's frontend that answers the first ``after`` requests as ``inner`` does, and then raises ``error``."""
 
-    def __init__(self, error: RPCError, inner: ServiceClient | None = None, after: int = 0) -> None:
+    def __init__(
+        self, error: RPCError, inner: ServiceClient | None = None, after: int = 0, *, most: int | None = None
+    ) -> None:
+        """``most``: how many requests fail until it answers again."""
         super().__init__(ConnectConfig(target_host=UNREACHABLE))
+        self._most = most
         self.error = error
         self.failures = 0
         self._inner = inner
@@ -123,10 +130,11 @@ class FaultyService(ServiceClient):
     def update_api_key(self, api_key: str | None) -> None: ...
 
     async def _rpc_call(self, rpc: str, req: Any, resp_type: type[Any], **options: Any) -> Any:
-        if self._left == 0 or self._inner is None:
+        is_back = self._most is not None and self.failures >= self._most
+        if self._inner is None or (self._left == 0 and not is_back):
             self.failures += 1
             raise self.error
-        self._left -= 1
+        self._left = max(self._left - 1, 0)
         return await self._inner._rpc_call(rpc, req, resp_type, **options)
 
 
@@ -231,14 +239,16 @@ async def test_a_wrong_store_and_a_wrong_id(
 
 @pytest.mark.parametrize("path", sorted(TREE.keys() - SERVING - NOT_IN_PROCESS), ids=" ".join)
 async def test_a_server_that_stops_in_the_middle(
-    path: tuple[str, ...], engine: Engine, cli: Commands, answer: Any, tmp_path: Path
+    path: tuple[str, ...], engine: Engine, cli: Commands, answer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Before each of the requests that the command makes."""
+    """Before each of the requests that the command makes; for good or, where the command waits for it, for a while."""
     stopped = RPCError("tcp connect error", RPCStatusCode.UNAVAILABLE, b"")
+    monkeypatch.setattr(outages, "_RETRY_SECONDS", 0.02)
     async with engine.served(Agent("greeter", ScriptedProvider(lambda _: "Hello."))) as client:
         await (await client.start("greeter", "Hi", id="run-1")).result()
         for answered in range(100):
-            service = FaultyService(stopped, client.temporal.service_client, answered)
+            most = 30 if path in WAITING else None
+            service = FaultyService(stopped, client.temporal.service_client, answered, most=most)
             answer(service)
             done = await cli(*build_arguments(path, tmp_path, "run-1"))
             check(done)
